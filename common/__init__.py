@@ -1,1 +1,1 @@
-"""Building, checking, timing and reporting: what every day uses and no day writes."""
+"""Build, check, time and report: the code that all days share and no day contains."""

@@ -1,7 +1,7 @@
-"""What most days import: the vocabulary in which a day says what it is.
+"""The names that most days import to declare their problems.
 
-What few days need they import from the module that defines it. Listing days reads day.py without
-running it. What runs it has imported PyTorch already.
+Days import rarer names from the modules that define them. Listing days reads day.py without running
+it. A process that runs day.py has imported PyTorch already.
 """
 
 from common.base.declaration import (

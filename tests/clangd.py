@@ -1,4 +1,4 @@
-"""clangd, queried as an editor does it."""
+"""Query clangd as an editor does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs the command line in a process of its own, on fixture days, and sees what it leaves."""
+"""Run the command line in a separate process, on fixture days, and find the processes that it
+leaves."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ FIXTURE_DAYS = ROOT / "tests" / "fixture_days"
 
 
 class CommandLine:
-    """Runs `run_day.py` in a process of its own.
+    """Run `run_day.py` in a separate process.
 
-    days: where its days are. environment: added to the process's variables.
+    days: folder of its days. environment: added to the process's variables.
     """
 
     def __init__(self, days: Path):
@@ -48,7 +49,8 @@ class CommandLine:
         return subprocess.CompletedProcess(process.args, process.returncode, output)
 
     def alive(self) -> list[str]:
-        """Command lines of all processes that this object's runs have started and left running."""
+        """Return the command lines of all processes that this object's runs have started and left
+        running."""
         return alive(self.marker)
 
 
@@ -60,5 +62,5 @@ def alive(marker: str) -> list[str]:
             if marker.encode() in (entry / "environ").read_bytes().split(b"\0"):
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
     return found

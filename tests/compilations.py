@@ -1,8 +1,9 @@
-"""Compilations that tests wait for, begun when the session begins: compilers are what tests cost.
+"""Run compilations that tests wait for in the background from the start, since they take most of
+the time.
 
-They run in processes of their own, as many at a time as there are cores, beside the tests: what a
-test changes in its process, such as the cache in use, does not reach them. This module imports
-neither torch nor pytest, so that such a process starts at once.
+They run in separate processes, as many at a time as there are cores, in parallel with the tests:
+changes that a test makes in its process, such as the cache in use, do not affect them. This module
+imports neither torch nor pytest, so that such a process starts quickly.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ FOLDER = ROOT / "tests" / "cpu_kernels"
 
 
 def source(name: str) -> Path:
-    """The `.cu` of that name."""
+    """Return the `.cu` of that name."""
     return FOLDER / f"{name}.cu"
 
 
 def library(name: str, device: str) -> Path:
-    """Builds `cpu_kernels/<name>.cu` for "cpu" or "cuda" if need be; returns the library.
+    """Build `cpu_kernels/<name>.cu` for "cpu" or "cuda" if necessary; return the library.
 
-    Raises compiling.BuildError with the compiler's message, ToolchainError if there is none.
+    Raise compiling.BuildError with the compiler's message, ToolchainError if there is none.
     """
     platform = toolchain.detect(device)
     torch_lib = compiling.torch_includes()[0].parent / "lib"
@@ -69,8 +70,8 @@ def library(name: str, device: str) -> Path:
 
 
 def _end_with(parent: Connection) -> None:
-    """Make this process, and the compilers that it starts, end when the other end of the pipe is
-    closed: by `give_up`, or by the end of the process that has it, however that comes about."""
+    """End this process, and the compilers that it starts, when the other end of the pipe is closed:
+    by `give_up`, or by the end of its process in any way."""
 
     def end(*_: object) -> None:
         os.killpg(0, signal.SIGKILL)
@@ -80,7 +81,7 @@ def _end_with(parent: Connection) -> None:
             parent.recv_bytes()
         end()
 
-    os.setpgid(0, 0)  # Ctrl-C on the terminal is the parent's to answer
+    os.setpgid(0, 0)  # the parent handles Ctrl-C on the terminal
     signal.signal(signal.SIGTERM, end)  # of the pool, to the others once a worker is gone
     threading.Thread(target=watch, daemon=True).start()
 
@@ -94,7 +95,7 @@ class Compilations:
         self._begun: dict[Hashable, Future[Any]] = {}
 
     def begin(self, work: Callable[..., Any], *arguments: Hashable) -> Future[Any]:
-        """Begins work(*arguments), unless that was begun before; its future.
+        """Start work(*arguments) unless it was started before; return its future.
 
         work: a function of a module, which the other process imports.
         """
@@ -108,24 +109,24 @@ class Compilations:
         return self._begun[name]
 
     def nvcc(self, name: str, source: Path) -> Future[Any]:
-        """nvcc's compilation of a `.cu` for its `architectures`."""
+        """Return nvcc's compilation of a `.cu` for its `architectures`."""
         return self.begin(compile_for_gpus, name, source)
 
     def wait(self) -> None:
-        """Returns when all that was begun is done, has failed or was given up."""
+        """Return when all started compilations are done, have failed or were given up."""
         for future in list(self._begun.values()):
             with contextlib.suppress(CancelledError):
                 future.exception()
 
     def give_up(self) -> None:
-        """End what is not done, without waiting."""
+        """End unfinished compilations without waiting."""
         self._ours.close()
 
     def close(self) -> None:
-        """End what is not done: no test waits for it any more.
+        """End unfinished compilations, for which no test waits any more.
 
-        A further Ctrl-C waits until that is done, a moment later: it would take the pool's own
-        thread for ended (Thread.join does so where it is interrupted) and hang at the exit.
+        A further Ctrl-C waits until that is done, a moment later: it would make Thread.join
+        consider the pool's thread as ended, and hang at the exit.
         """
         self.give_up()
         if self._pool is not None:
@@ -137,17 +138,18 @@ class Compilations:
 
 
 def architectures(source: Path) -> list[str]:
-    """Those that a `.cu` is compiled for: where neither it nor a header of the repository looks at
-    the architecture, 8.0 alone, since newer ones accept what 8.0 does."""
+    """Return the architectures that a `.cu` is compiled for: 8.0 alone if neither it nor a header
+    of the repository depends on the architecture, since newer ones accept what 8.0 does."""
     texts = (path.read_text(encoding="utf-8") for path in compiling.sources_of(source))
     return ["8.0", "9.0a"] if any(map(_LOOKS_AT_IT.search, texts)) else ["8.0"]
 
 
 def compile_for_gpus(name: str, source: Path) -> None:
-    """Compiles a `.cu` for its `architectures`, to see that it compiles. Raises BuildError."""
+    """Compile a `.cu` for its `architectures`, to prove that it compiles. Raise BuildError."""
     nvcc.compile_source(name, source, architectures(source), optimised=False)
 
 
 def narrowed_on_cpu(day: Day) -> list[str]:
-    """What `narrowing.narrowed` finds, of the compiler here. Raises ToolchainError, BuildError."""
+    """Return the findings of `narrowing.narrowed` with this machine's compiler. Raise
+    ToolchainError, BuildError."""
     return narrowing.narrowed(day, toolchain.detect("cpu"))

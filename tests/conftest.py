@@ -1,7 +1,7 @@
 """Fixtures: the command line on the fixture days; the CPU backend's runtime, one for all tests;
 files of test kernels, called by name on the CPU backend and on a GPU.
 
-A test module of kernels says `KERNELS = "<name>"`, of `cpu_kernels/<name>.cu`, and its tests take
+A test module of kernels sets `KERNELS = "<name>"`, for `cpu_kernels/<name>.cu`, and its tests take
 `call` (in each order on the CPU backend, and on the GPU), `cpu_call` (in each order on the CPU
 backend), or `operators` (on the CPU backend, in the order that the test sets).
 """
@@ -51,9 +51,9 @@ taken.hand_down()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ctrl-C ends the compilations at once: a second one may skip all that comes later. It is taken
-    note of also where a script started the tests in the background, which ignores it and hands that
-    on to programs that it starts: those that tests interrupt must not."""
+    """Make Ctrl-C end the compilations immediately, since a second one may skip later clean-up.
+    Handle it even if a script started the tests in the background with Ctrl-C ignored: programs
+    started by tests would inherit that, and tests interrupt them."""
     compilations = Compilations()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not taken, and begin to compile what the others need."""
+    """Leave out tests that are not taken, and start the compilations of the others."""
     named = config.getoption("keyword") or any("::" in word for word in config.args)
     if not named and not config.getoption("--all"):
         leave_out_what_is_not_taken(config, items)
@@ -84,8 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def leave_out_what_is_not_taken(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests of days and of modules of tests/backend that are not taken. A module that
-    the command line names is taken."""
+    """Deselect the tests of days and of modules of tests/backend that are not taken. A module named
+    on the command line is taken."""
     days = taken.order_of_days(discover()[0])
     modules = taken.order_of_modules()
     named = {Path(word).resolve() for word in config.args}
@@ -117,8 +117,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 def begin_day_runs(runs: DayRuns, items: list[pytest.Item]) -> None:
-    """Begins the runs that tests share, over the days of those tests that are to run; these tests
-    come last."""
+    """Start the shared runs, over the days of the tests that will run; these tests come last."""
     waiting: dict[Any, set[Day]] = {}
     for item in items:
         begin = getattr(getattr(item, "function", None), "begin_run", None)
@@ -142,7 +141,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
-    """Notes how each test of kernels went on the GPU."""
+    """Record the outcome of each test of kernels on the GPU."""
     report = yield
     call = getattr(item, "callspec", None)
     kernels = getattr(getattr(item, "module", None), "KERNELS", None)
@@ -152,9 +151,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End what still runs; with --record, stores which files of kernels were proven."""
+    """End running compilations; with --record, store which files of kernels were proven."""
     session.config.stash[_COMPILATIONS].close()
-    session.config.stash[_DAY_RUNS].close()  # which waited for compilations
+    session.config.stash[_DAY_RUNS].close()  # they waited for compilations
     if session.config.getoption("--record"):
         proven = [name for name, passed in _outcomes_on_gpu.items() if all(passed)]
         if not proven:
@@ -164,21 +163,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def run_day() -> CommandLine:
-    """The command line on the fixture days."""
+    """Return the command line on the fixture days."""
     return CommandLine(FIXTURE_DAYS)
 
 
 @pytest.fixture
 def run_copy(tmp_path: Path) -> CommandLine:
-    """The command line on a copy of the fixture days, which a test may change, and beside which
-    results are stored."""
+    """Return the command line on a copy of the fixture days, which a test may change, with a place
+    for stored results."""
     shutil.copytree(FIXTURE_DAYS, tmp_path / "days", ignore=shutil.ignore_patterns("__pycache__"))
     return CommandLine(tmp_path / "days")
 
 
 @pytest.fixture(scope="session")
 def cpu_library() -> backend.Runtime:
-    """The runtime library, loaded: a process can have one only."""
+    """Load and return the runtime library; a process can have only one."""
     try:
         platform = toolchain.detect("cpu")
     except toolchain.ToolchainError as error:
@@ -188,7 +187,7 @@ def cpu_library() -> backend.Runtime:
 
 @pytest.fixture
 def cpu_runtime(cpu_library: backend.Runtime) -> Iterator[backend.Runtime]:
-    """The runtime with default settings, before and after."""
+    """Yield the runtime with default settings, which are restored afterwards."""
     yield cpu_library
     cpu_library.set_model("")
     cpu_library.set_schedule("forward")
@@ -201,26 +200,26 @@ def cpu_runtime(cpu_library: backend.Runtime) -> Iterator[backend.Runtime]:
 
 @pytest.fixture(params=ORDERS, ids=_name_of_place)
 def cpu_ordered(request: pytest.FixtureRequest, cpu_runtime: backend.Runtime) -> backend.Runtime:
-    """The runtime in each order of threads and blocks."""
+    """Return the runtime, in each order of threads and blocks."""
     cpu_runtime.set_schedule(*request.param)
     return cpu_runtime
 
 
 @pytest.fixture(scope="session")
 def compilations(request: pytest.FixtureRequest) -> Compilations:
-    """What is being compiled in the background."""
+    """Return the compilations in the background."""
     return request.config.stash[_COMPILATIONS]
 
 
 @pytest.fixture(scope="session")
 def day_runs(request: pytest.FixtureRequest) -> DayRuns:
-    """The runs that tests of all days share."""
+    """Return the runs shared by tests of all days."""
     return request.config.stash[_DAY_RUNS]
 
 
 @pytest.fixture(scope="session")
 def libraries(cpu_library: backend.Runtime, compilations: Compilations) -> Libraries:
-    """The files of kernels, being built."""
+    """Return the files of kernels, which are being built."""
     return Libraries(compilations, DEVICES)
 
 
@@ -228,13 +227,14 @@ def libraries(cpu_library: backend.Runtime, compilations: Compilations) -> Libra
 def operators(
     request: pytest.FixtureRequest, libraries: Libraries, cpu_runtime: backend.Runtime
 ) -> Any:
-    """The operators of the module's file of kernels; with CPU tensors, the CPU backend's."""
+    """Return the operators of the module's file of kernels; with CPU tensors, the CPU backend's."""
     return libraries.operators(request.module.KERNELS)
 
 
 @pytest.fixture(params=[*ORDERS, "gpu"], ids=_name_of_place)
 def call(request: pytest.FixtureRequest, operators: Any, cpu_runtime: backend.Runtime) -> Call:
-    """The same by name with CPU tensors: in each order on the CPU backend, and on the GPU."""
+    """Return a function that calls the operators by name with CPU tensors: in each order on the CPU
+    backend, and on the GPU."""
     if request.param == "gpu":
         if not torch.cuda.is_available():
             pytest.skip("no GPU")
@@ -245,6 +245,6 @@ def call(request: pytest.FixtureRequest, operators: Any, cpu_runtime: backend.Ru
 
 @pytest.fixture(params=ORDERS, ids=_name_of_place)
 def cpu_call(request: pytest.FixtureRequest, operators: Any, cpu_runtime: backend.Runtime) -> Call:
-    """The same on the CPU backend alone: for mistakes, and for what only that has."""
+    """Return `call` for the CPU backend only: for mistakes, and for features that only it has."""
     cpu_runtime.set_schedule(*request.param)
     return Call(operators, "cpu")

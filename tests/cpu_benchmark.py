@@ -1,8 +1,8 @@
-"""How fast the CPU backend is: `python -m tests.cpu_benchmark [--numba PYTHON] [--write]`.
+"""Measure the speed of the CPU backend: `python -m tests.cpu_benchmark [--numba PYTHON] [--write]`.
 
-Prints a table of its figures beside their limits, and says what was measured on. With --numba, an
-interpreter that has Numba runs the same tiled matmul on Numba's CUDA simulator. --write puts the
-table into common/cpu/README.md, between its markers; a busy machine is refused that.
+Prints a table of its figures with their limits, and the measured machine. With --numba, an
+interpreter that has Numba runs the same tiled matmul on Numba's CUDA simulator. --write writes the
+table to common/cpu/README.md, between its markers, but not on a busy machine.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SIMULATED = (32, 64)  # sizes that Numba's simulator finishes
 
 
 def _seconds(function: Callable[[], object], budget: float = 3.0) -> float:
-    """The least of the measurements that fit into `budget` seconds, after a warm-up: other programs
-    only ever add to one."""
+    """Return the least of the measurements that fit into `budget` seconds, after a warm-up: other
+    programs can only increase a time."""
     function()
     least = float("inf")
     end = time.perf_counter() + budget
@@ -48,8 +48,8 @@ def _seconds(function: Callable[[], object], budget: float = 3.0) -> float:
 
 
 def _build_seconds() -> tuple[float, float]:
-    """A day's file, from its source to the library, and what is built once before: the runtime and
-    the headers."""
+    """Return the seconds of building a day's file, from its source to the library, and those of the
+    parts built once before: the runtime and the headers."""
     code = (
         "import sys, time, torch.utils.cpp_extension; from pathlib import Path\n"
         "from common.base import toolchain; from common.base.days import read_day\n"
@@ -71,7 +71,8 @@ def _build_seconds() -> tuple[float, float]:
 
 
 def figures(runtime: backend.Runtime, libraries: Libraries) -> list[tuple[str, str, str]]:
-    """What was measured, the figure, and the limit that the backend must keep on two cores."""
+    """Return (subject, figure, limit that the backend must keep on two cores) of each
+    measurement."""
     features, wmma, ptx, wgmma = (libraries.operators(name) for name in FILES)
     a, x, half = torch.randn(512, 512), torch.randn(4096, 4096), torch.randn(512, 512).half()
     bf16 = half.bfloat16()
@@ -98,7 +99,7 @@ def figures(runtime: backend.Runtime, libraries: Libraries) -> list[tuple[str, s
 
 
 def simulated(python: str, libraries: Libraries) -> list[tuple[str, str, str]]:
-    """The tiled matmul on Numba's simulator and here: name, Numba's figure, ours."""
+    """Return the tiled matmul on Numba's simulator and here: name, Numba's figure, ours."""
     features = libraries.operators("features")
     script = Path(__file__).with_name("numba_simulator.py")
     table = []
@@ -113,7 +114,7 @@ def simulated(python: str, libraries: Libraries) -> list[tuple[str, str, str]]:
 
 
 def main() -> None:
-    """Measures, prints, and writes where the options say."""
+    """Measure, print, and write if requested."""
     parser = argparse.ArgumentParser(prog="python -m tests.cpu_benchmark", description=__doc__)
     parser.add_argument("--numba", metavar="PYTHON", help="an interpreter that has Numba")
     parser.add_argument("--write", action="store_true", help="into common/cpu/README.md")

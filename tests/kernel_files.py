@@ -1,4 +1,4 @@
-"""Files of test kernels (`cpu_kernels/*.cu`), built for the CPU backend and for a GPU.
+"""Build files of test kernels (`cpu_kernels/*.cu`) for the CPU backend and for a GPU.
 
 The operators of `<name>.cu` are torch.ops.test_<name>. The build for the CPU defines them, the one
 for a GPU adds its functions to the same operators, so that the tensors' device chooses. A library
@@ -24,14 +24,14 @@ ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
 
 
 def names_line(message: str, name: str, marker: str) -> bool:
-    """Whether the message names the line of `<name>.cu` that ends in "// line: <marker>"."""
+    """Return True if the message names the line of `<name>.cu` that ends in "// line: <marker>"."""
     lines = source(name).read_text().splitlines()
     line = next(i for i, text in enumerate(lines, 1) if f"// line: {marker}" in text)
     return re.search(rf"\b{name}\.cu:{line}\b", message) is not None
 
 
 def best_of_three(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of three calls, after one that does not count."""
+    """Return the seconds of the fastest of three calls, after one that does not count."""
     call()
     times = []
     for _ in range(3):
@@ -42,7 +42,7 @@ def best_of_three(call: Callable[[], object]) -> float:
 
 
 class Libraries:
-    """Builds files of kernels in the background, and loads each when it is first needed."""
+    """Build files of kernels in the background, and load each when it is first needed."""
 
     def __init__(self, compilations: Compilations, devices: Iterable[str]) -> None:
         self._compilations = compilations
@@ -51,7 +51,7 @@ class Libraries:
         self._lock = threading.Lock()
 
     def begin(self, names: Iterable[str]) -> None:
-        """Begins to build these files."""
+        """Start building these files."""
         for name in names:
             for device in self._devices:
                 self._begin(name, device)
@@ -60,11 +60,11 @@ class Libraries:
         return self._compilations.begin(library, name, device)
 
     def path(self, name: str, device: str) -> Path:
-        """The library of that file, built."""
+        """Return the library of that file, built."""
         return self._begin(name, device).result()
 
     def operators(self, name: str) -> Any:
-        """torch.ops.test_<name>, for tensors of every device that is there."""
+        """Return torch.ops.test_<name>, for tensors of every available device."""
         with self._lock:
             if name not in self._loaded:
                 for device in self._devices:  # the CPU first: it defines the operators
@@ -74,7 +74,7 @@ class Libraries:
 
 
 def _check_same(what: str, gpu: Any, cpu: Any) -> None:
-    """AssertionError, with the first difference, unless both are equal bit for bit."""
+    """Raise AssertionError, with the first difference, unless both are equal bit for bit."""
     if not isinstance(gpu, torch.Tensor):
         assert gpu == cpu, f"{what}: {gpu} on the GPU, {cpu} on the CPU"
         return
@@ -93,11 +93,11 @@ def _check_same(what: str, gpu: Any, cpu: Any) -> None:
 
 
 class Call:
-    """Calls operators of a file by name with CPU tensors: call("matmul", a, b).
+    """Call operators of a file by name with CPU tensors: call("matmul", a, b).
 
-    device: "cpu", or "cuda": there, arguments are copied to the GPU, and what comes out, arguments
-    that the operator changed included, is copied back. With `exact`, results on the GPU are also
-    compared with those on the CPU backend, bit for bit; without, only with what the test expects.
+    device: "cpu", or "cuda": there, arguments are copied to the GPU, and results, including changed
+    arguments, are copied back. With `exact`, results on the GPU are also compared with those on the
+    CPU backend, bit for bit; without, only with those that the test expects.
     """
 
     def __init__(self, operators: Any, device: str) -> None:
@@ -105,7 +105,7 @@ class Call:
         self._operators = operators
 
     def __call__(self, name: str, *args: Any, exact: bool = True) -> Any:
-        """The operator's result, on the CPU."""
+        """Return the operator's result, on the CPU."""
         operator: Callable[..., Any] = getattr(self._operators, name)
         if self.device == "cpu":
             return operator(*args)
@@ -115,7 +115,7 @@ class Call:
         try:
             torch.cuda.synchronize()
         except torch.AcceleratorError as error:
-            # Whatever this process asks of the GPU from now on fails, too.
+            # All later calls to the GPU from this process fail, too.
             pytest.exit(f"{name} has left the GPU unusable: {error}", returncode=1)
         if isinstance(result, torch.Tensor):
             result = result.cpu()

@@ -35,7 +35,7 @@ def matmul(a, b, c):  # type: ignore[no-untyped-def]  # Numba compiles it
 
 
 def main(n: int) -> None:
-    """Prints how long one launch takes, after checking that it is right."""
+    """Print the time of one launch, after checking its result."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((n, n)).astype(np.float32) for _ in range(2))
     c = np.zeros_like(a)

@@ -1,14 +1,14 @@
-"""How many public programs, written elsewhere, run on the CPU backend.
+"""Count how many public programs, written elsewhere, run on the CPU backend.
 
     python -m tests.other_programs FOLDER [--jobs 2] [--seconds 240] [--json REPORT] [PART ...]
     python -m tests.other_programs FOLDER --all-of cuda-samples
     python -m tests.other_programs FOLDER --draw 40 --seed 2 --without cuda-samples
 
-FOLDER holds clones of the repositories of other_programs.toml, each in a folder of its own name,
-at the commit that is named there. A line for each program says what became of it: it ended with 0,
-it ended with another code, the backend refused it or named a mistake, it did not build, or it did
-not end in time. Programs that cannot end with 0, as far as is known, stand in the table with the
-reason, and are counted apart. PART: only programs whose path contains one of these.
+FOLDER contains clones of the repositories of other_programs.toml, each in a folder of its name, at
+the commit that is named there. A line for each program shows its outcome: it ended with 0, it
+ended with another code, the backend refused it or named a mistake, it did not build, or it did
+not end in time. Programs known not to end with 0 are in the table with the reason, and are
+counted separately. PART: only programs whose path contains one of these.
 
 --all-of runs all programs of one repository that need no library beyond the CUDA runtime instead
 of those of the table; --draw prints a further random sample of such programs.
@@ -39,7 +39,7 @@ from common.base.toolchain import detect
 
 TABLE = Path(__file__).with_name("other_programs.toml")
 
-# Libraries that are no part of the CUDA runtime, as a program includes them.
+# Libraries outside of the CUDA runtime, as a program includes them.
 _LIBRARY = re.compile(
     r"cub/|thrust/|cutlass/|cute/|cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|nvrtc|npp"
     r"|nvjpeg|nvgraph|nvml|cuda_gl_interop|cuda_egl|cudaEGL|cuda_d3d|helper_gl|helper_cuda_drvapi"
@@ -69,7 +69,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a program. last: the last line that it printed, errors before output."""
+    """The outcome of a program. last: the last line that it printed, errors before output."""
 
     program: str
     outcome: str
@@ -84,7 +84,7 @@ def _table() -> list[dict[str, Any]]:
 
 
 def missing(folder: Path) -> list[str]:
-    """What keeps the programs in `folder` from being measured, a line each."""
+    """Return the obstacles to measuring the programs in `folder`, a line each."""
     problems = []
     for repository in _table():
         clone = folder / repository["name"].rpartition("/")[2]
@@ -100,7 +100,7 @@ def missing(folder: Path) -> list[str]:
 
 
 def programs_of_table(folder: Path) -> Iterator[Program]:
-    """The programs of the table, in its order."""
+    """Yield the programs of the table, in its order."""
     for repository in _table():
         name = repository["name"].rpartition("/")[2]
         apart = repository.get("apart", {})
@@ -114,7 +114,7 @@ def programs_of_table(folder: Path) -> Iterator[Program]:
 
 
 def _built_with(clone: Path, path: str) -> list[str]:
-    """The further sources of a program whose folder says so for CMake."""
+    """Return the further sources of a program that its folder's CMake file names."""
     for words in _EXECUTABLE.findall(_cmake_of(clone / path)):
         names = [word for word in words.split() if word.endswith((".cu", ".cpp", ".cc", ".c"))]
         if Path(path).name in names:
@@ -128,12 +128,12 @@ def _cmake_of(source: Path) -> str:
     return lists.read_text(errors="replace") if lists.is_file() else ""
 
 
-# ------------------------------------------------------------------ which programs there are
+# ------------------------------------------------------------------ the programs
 
 
 def candidates(clone: Path) -> Iterator[Program]:
-    """The programs of a repository that include no library beyond the CUDA runtime and call no
-    driver API: each .cu with a main(), or whose CMakeLists.txt names one file with a main()."""
+    """Yield the programs of a repository that include no library beyond the CUDA runtime and call
+    no driver API: each .cu with a main(), or whose CMakeLists.txt names one file with a main()."""
     system = _system_folders()
     for file in sorted(clone.rglob("*.cu")):
         path = file.relative_to(clone).as_posix()
@@ -150,7 +150,8 @@ def candidates(clone: Path) -> Iterator[Program]:
 
 
 def _needs_more(source: Path, clone: Path, system: Sequence[Path]) -> bool:
-    """Whether it includes a library, or a header that is neither its own nor the system's."""
+    """Return True if it includes a library, or a header that is neither its own nor the
+    system's."""
     folders = [source.parent, clone / "Common"]
     own = sources_of(source, folders)
     for file in own:
@@ -168,7 +169,7 @@ def _needs_more(source: Path, clone: Path, system: Sequence[Path]) -> bool:
 
 
 def _system_folders() -> list[Path]:
-    """Where the compiler and the backend look for headers."""
+    """Return the folders in which the compiler and the backend look for headers."""
     platform = detect("cpu")
     done = subprocess.run(
         [platform.compiler, "-xc++", "-E", "-v", "-"], input="", capture_output=True, text=True
@@ -182,7 +183,7 @@ def _system_folders() -> list[Path]:
 
 
 def run(folder: Path, programs: Sequence[Program], jobs: int, seconds: float) -> Iterator[Result]:
-    """Builds and runs these programs; the results come in their order."""
+    """Build and run these programs; yield the results in their order."""
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(lambda program: _run(program, folder, seconds), programs)
 
@@ -235,7 +236,7 @@ def _last(output: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Prints a line for each program and the sums."""
+    """Print a line for each program and the sums."""
     parser = argparse.ArgumentParser(prog="python -m tests.other_programs", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("part", nargs="*", help="only programs whose path contains one of these")

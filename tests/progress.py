@@ -1,7 +1,7 @@
-"""Waiting for processes: as long as they get on, however busy the machine is.
+"""Wait for processes as long as they make progress, on a machine with any load.
 
-A process is given up when it and all that it started printed nothing for long and, meanwhile, got
-next to nothing of the processor or very much of it.
+A process is given up when it and all that it started have printed nothing for long and, meanwhile,
+used almost no processor time, or very much of it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 QUIET = 600.0  # seconds in which a process must print something, or use the processor for
-LEAST = 5.0  # seconds: what only polls uses less, what works gets more at a load of 100
-MOST = 3600.0  # seconds of the processor without a word: one day takes less, an endless loop more
+LEAST = 5.0  # seconds: polling uses less, working gets more at a load of 100
+MOST = 3600.0  # seconds of the processor without output: one day takes less, an endless loop more
 POLL = 0.5
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -44,8 +44,8 @@ def run(command: Sequence[Any], **options: Any) -> subprocess.CompletedProcess[s
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Return the output and the errors of a process once it has ended.
 
-    Raises Stuck if it makes no progress. Whatever is raised, Ctrl-C included, ends the process and
-    what it started.
+    Raise Stuck if it makes no progress. Any exception, Ctrl-C included, ends the process and those
+    that it started.
     """
     progress = Progress(process.pid)
     try:
@@ -65,8 +65,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
     """Return as soon as the condition holds.
 
-    process: what brings it about. Raises Stuck if it ends before, or makes no progress; without a
-    process, after QUIET seconds.
+    process: the process that makes it true. Raise Stuck if it ends before, or makes no progress;
+    without a process, after QUIET seconds.
     """
     progress = Progress(process.pid) if process else None
     deadline = time.monotonic() + QUIET
@@ -87,7 +87,7 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | N
 
 
 class Progress:
-    """What a process and its descendants have printed, and have got of the processor."""
+    """The output and the processor time of a process and its descendants."""
 
     def __init__(self, pid: int):
         self._pid = pid

@@ -1,13 +1,13 @@
-"""Calls all rungs of some days with cases that hypothesis draws, and says which of them fails.
+"""Call all rungs of some days with cases that hypothesis draws, and report those that fail.
 
     python -m tests.random_cases 5 6 --cases 8 --seed 7
 
-draws shapes beside those that the day declares (also around multiples of tile sizes), its dtypes
-and values, and for some cases a tensor that is not contiguous or not aligned. Each call must give
-what the reference gives, or be refused by the name of an argument. A failure shrinks to a simple
-case and is printed as JSON, a line per rung: problem, rung, what was called, what was wrong; after
-each day's rungs, how its process ended. It runs on the CPU backend, each day in a process of its
-own: a kernel may take the process with it.
+draws further shapes than those that the day declares (also around multiples of tile sizes), its
+dtypes and values, and for some cases a tensor that is not contiguous or not aligned. Each call
+must give the reference's result, or be refused by the name of an argument. A failure shrinks to a
+simple case and is printed as JSON, a line per rung: problem, rung, call, failure; after each day's
+rungs, the end of its process. It runs on the CPU backend, each day in a separate process, since a
+kernel may crash the process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ TILES = (8, 16, 32, 64, 128, 256)
 
 
 def sizes(most: int) -> st.SearchStrategy[int]:
-    """Sizes in [0, most], multiples of tiles and their neighbours among them; simpler is less."""
+    """Return a strategy for sizes in [0, most], including multiples of tiles and their neighbours;
+    simpler is less."""
     near = sorted(
         {
             size
@@ -59,8 +60,9 @@ def sizes(most: int) -> st.SearchStrategy[int]:
 
 @st.composite
 def cases(draw: st.DrawFn, known: list[Case]) -> Case:
-    """Cases like the known ones. A dimension that has an odd size in one of them takes any size up
-    to its largest there; another keeps to the sizes there, since it may have to be a multiple."""
+    """Draw a case like the known ones. A dimension that has an odd size in one of them takes any
+    size up to its largest one; any other takes only known sizes, since they may have to be
+    multiples."""
     base = draw(st.sampled_from(known))
     alike = [case for case in known if len(case.shape) == len(base.shape)]
     shape = list(base.shape)
@@ -74,24 +76,24 @@ def cases(draw: st.DrawFn, known: list[Case]) -> Case:
             shape[dim] = draw(st.sampled_from(fitting or [shape[dim]]))
     kinds = list(dict.fromkeys((case.dtype, case.values) for case in alike))
     dtype, values = draw(st.sampled_from(kinds))
-    if values == "constant":  # a norm divides by the spread of a row: only what the day declares
+    if values == "constant":  # a norm divides by the spread of a row: only declared cases
         return draw(st.sampled_from([c for c in alike if (c.dtype, c.values) == (dtype, values)]))
     return Case(tuple(shape), dtype, values)
 
 
 def arrangements(tensor: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
-    """The tensor in other places of memory."""
+    """Yield the tensor in other memory layouts."""
     yield from layouts(tensor, written)
     if tensor.numel() > 1 and tensor.dim():
         yield "not aligned, like x[1:]", unaligned(tensor)
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """Ends the search: hypothesis lets it pass, as it does Ctrl-C."""
+    """End the search: hypothesis lets it pass, as it does Ctrl-C."""
 
 
 class Finding(Exception):
-    """A call that went wrong. text: what was called. lines: what was wrong."""
+    """A failed call. text: the call. lines: the failure."""
 
     def __init__(self, text: str, lines: list[str]):
         super().__init__(text)
@@ -106,7 +108,8 @@ def explore(
     count: int,
     seed: int,
 ) -> tuple[int, Finding | None]:
-    """How many of `count` cases were tried, and what went wrong on the simplest that failed."""
+    """Return how many of `count` cases were tried, and the finding of the simplest one that
+    failed."""
     known = [
         case for case in problem.cases_of(rung) if case.shape and math.prod(case.shape) <= LARGEST
     ]
@@ -135,7 +138,7 @@ def explore(
         try:
             args = problem.inputs(case, drawn)
         except (ProblemError, *RAISED):
-            return  # a shape that the day's inputs do not know
+            return  # a shape that the day's inputs do not support
         text = f"{case}, draw {numbers}"
         tensors = [i for i, value in enumerate(args) if isinstance(value, Tensor)]
         if place < len(tensors):
@@ -150,7 +153,7 @@ def explore(
         try:
             failure, _ = attempt.attempt(bad, 0)
         except ProblemError:
-            return  # a shape that the reference does not know
+            return  # a shape that the reference does not support
         tried += 1
         if failure is not None:
             failed_at = min(failed_at, time.monotonic())
@@ -163,7 +166,7 @@ def explore(
 
 
 def explore_day(day: Day, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """All rungs of the day, each on so many cases: what was tried of each, and found."""
+    """Yield, for each rung of the day, the outcome of `count` cases."""
     platform = toolchain.detect("cpu")
     day_build.build(day, platform)
     todo = library.plan(day, platform)

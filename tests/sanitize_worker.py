@@ -1,9 +1,9 @@
-"""Runs the kernels of cpu_kernels/sanitize.cu in a process with the address sanitizer.
+"""Run the kernels of cpu_kernels/sanitize.cu in a process with the address sanitizer.
 
     python -m tests.sanitize_worker '{"read_beyond": 61, …}'
 
 takes kernels with the number of elements of their tensors, and prints as JSON, for each kernel and
-each order, what it said and gave, planted and fixed. The environment comes from `environment`.
+each order, its message and result, planted and fixed. The environment comes from `environment`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.kernel_files import ORDERS
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process, and those with which a build that watches addresses runs.
+    """Return the variables of this process, plus those for a build that watches addresses.
 
-    Raises FileNotFoundError where the compiler has no address sanitizer.
+    Raise FileNotFoundError if the compiler has no address sanitizer.
     """
     compiler = toolchain.find_compiler().path
     variant = {toolchain.VARIANT_VARIABLE: "address"}
@@ -31,13 +31,14 @@ def environment() -> dict[str, str]:
 
 
 def inputs(elements: int, more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, whose elements all differ and have both signs, and zeros for out, `more` than of x."""
+    """Return x, whose elements all differ and have both signs, and zeros for out, `more` than of
+    x."""
     numbers = torch.arange(1.0, elements + 1)
     return torch.where(numbers % 3 == 0, -numbers, numbers), torch.zeros(elements + more)
 
 
 def attempt(runtime: backend.Runtime, name: str, elements: int, fixed: bool) -> dict[str, object]:
-    """What a kernel says (the message of its error, or "") and what it gives."""
+    """Return a kernel's message (of its error, or "") and its result."""
     x, out = inputs(elements)
     runtime.forget_names()
     for tensor, title in ((x, "argument x"), (out, "argument out")):

@@ -1,12 +1,12 @@
-"""The days and the modules of tests/backend that a run takes: the same ones for the same commit.
+"""Choose the days and the modules of tests/backend for a run, the same ones for the same commit.
 
-Tests that build are run on some of the days, in one order: of each three, two are those that the
-last commits touched, latest first, and one is drawn by a seed, the hash of the commit's tree. What
-is not committed counts as touched last. A test takes the first days of this order, as many as
+Tests that build run on some of the days, in one order: of each three, two are those that the last
+commits touched, latest first, and one is drawn by a seed, the hash of the commit's tree.
+Uncommitted changes count as touched last. A test takes the first days of this order, as many as
 `DAYS_TAKEN` has for it; modules of tests/backend are taken alike. `--all` takes everything.
 
-So the cost of a run has a bound, also where a change of `common/` touches every day. A shallow
-clone knows fewer commits, and may take others.
+So the cost of a run has a bound, even if a change of `common/` touches every day. A shallow clone
+has fewer commits, and may take others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common.check.random_case import SEED_VARIABLE
 
 # How many days a test takes, and what one costs: seconds of a core from an empty cache, measured
 # with g++ 12 on a day of middling size. All of the tests together are to take 15 minutes at most on
-# two cores, whichever days and modules these are: about 1,300 seconds of a core, where tests/unit
+# two cores, for any choice of days and modules: about 1,300 seconds of a core, where tests/unit
 # and what reads every day (180) are counted too.
 DAYS_TAKEN = {
     "cpu": 10,  # 40
@@ -38,7 +38,7 @@ DAYS_TAKEN = {
     "models": 3,  # 14, two cards
     "drivers": 3,  # 5, of builds that the check has made
     "nvcc": 6,  # 10
-    "editor": 2,  # 15, where there is a clangd
+    "editor": 2,  # 15, with a clangd
     "narrowing": 6,  # 2
     "random cases": 6,  # 3
     "mutants": 1,  # 20
@@ -48,9 +48,9 @@ DAYS_TAKEN = {
 }
 MODULES_TAKEN = 8  # 25 each, from 3 to 130
 
-COMMITS = 40  # that are looked at: about as many as one issue takes; a merge counts once
+COMMITS = 40  # examined ones: about as many as one issue takes; a merge counts once
 BACKEND = ROOT / "tests/backend"
-# What tests that import the module `tests.command_line` are about, beside what they import.
+# Further subjects of tests that import the module `tests.command_line`.
 _OF_COMMAND_LINE = [ROOT / name for name in ("run_day.py", "common/run", "common/process")]
 # No test that takes a part of the days reads these.
 _TEXTS = (".md", ".svg")
@@ -78,14 +78,14 @@ def seed() -> int:
 
 
 def hand_down() -> None:
-    """Give the seed to all processes that tests start."""
+    """Pass the seed to all processes that tests start."""
     os.environ.setdefault(SEED_VARIABLE, str(seed()))
 
 
 @cache
 def touched() -> dict[Path, int]:
-    """Return the files that the last COMMITS commits changed, and their folders, with how many
-    commits ago that was: 0 for what is not committed. Empty without git's history."""
+    """Return the files that the last COMMITS commits changed, and their folders, with the number of
+    commits since: 0 for uncommitted changes. Empty without git's history."""
     try:
         new = _git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
         now = [*new, *_git("diff", "HEAD", "--name-only", "--relative", "-z").split("\0")]
@@ -110,17 +110,17 @@ def _git(*words: str) -> str:
 
 @dataclass(frozen=True)
 class Order(Generic[T]):
-    """Items, of which a test takes the first ones. ages: of those that were touched."""
+    """Items, of which a test takes the first ones. ages: of the touched ones."""
 
     items: list[T]
     ages: Mapping[T, Age]
 
     def first(self, count: int, of: Container[T]) -> list[T]:
-        """Return the first ones, as many as `count`, of those in `of`."""
+        """Return the first `count` items among those in `of`."""
         return [item for item in self.items if item in of][:count]
 
     def touched(self, count: int) -> str:
-        """Return how many of the first ones were touched, of all that were: "8 of 14"."""
+        """Return how many of the first ones were touched, out of all touched ones: "8 of 14"."""
         return f"{sum(item in self.ages for item in self.items[:count])} of {len(self.ages)}"
 
 
@@ -138,21 +138,21 @@ def in_order(items: Sequence[T], ages: Mapping[T, Age]) -> Order[T]:
 
 
 def order_of_days(days: Sequence[Day]) -> Order[Day]:
-    """Return the days in their order. One was touched if its files were, or what these include, or
-    a day that it uses."""
+    """Return the days in their order. A day counts as touched if its files, the files that they
+    include, or a day that it uses were."""
     return in_order(days, _ages({day: ([day.folder], _used_by(day)) for day in days}))
 
 
 def order_of_modules() -> Order[Path]:
-    """Return the modules of tests/backend in their order. One was touched if it or its kernels
-    were, or what it imports."""
+    """Return the modules of tests/backend in their order. A module counts as touched if it, its
+    kernels, or its imports were."""
     modules = sorted(BACKEND.glob("test_*.py"))
     parts = {each: ([each, *_kernels_of(each)], _imported(each)) for each in modules}
     return in_order(modules, _ages(parts))
 
 
 def in_words(days: Order[Day], modules: Order[Path]) -> str:
-    """Return what a run takes and why, for the report."""
+    """Return the selection of a run with the reasons, for the report."""
     count = DAYS_TAKEN["cpu"]
     return (
         f"taken: {count} of {len(days.items)} days ({days.touched(count)} that the last {COMMITS} "

@@ -1,9 +1,9 @@
-"""Runs cases of `cpu_kernels/trace.cu` under the tracer, in a process of its own.
+"""Run cases of `cpu_kernels/trace.cu` under the tracer, in a separate process.
 
     python -m tests.trace_cases RUNTIME LIBRARY MODE ORDER,SEED:CASE,FIXED …
 
 For each case, prints a line of JSON: {"findings": […], "counts": […]}. A process can have only one
-runtime library, and that of the tests around this is the plain one.
+runtime library, and the process of the tests has the plain one.
 """
 
 from __future__ import annotations

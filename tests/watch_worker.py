@@ -1,7 +1,8 @@
-"""`--watch` on this terminal, of day 2's exercise, with checks that build nothing and always fail.
+"""Run `--watch` on this terminal, for day 2's exercise, with checks that build nothing and always
+fail.
 
-Arguments: the folder of the learner's files. `// for 5 s` in the checked file makes a check last so
-long, and `// crash` makes it end this program.
+Arguments: the folder of the learner's files. `// for 5 s` in the checked file makes a check last
+this long, and `// crash` makes it end this program.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from common.run.watching import watch
 
 
 class QuickDesk(Desk):
-    """Checks nothing."""
+    """A desk that checks nothing."""
 
     checks = 0
 
@@ -52,7 +53,7 @@ def main(folder: Path) -> int:
             begun = desk.challenge(days[0], days[0].steps[-1].name)
             challenge, _ = desk.begin(begun, Report())
             assert isinstance(challenge, WriteChallenge)
-            challenge.file.write_text(challenge.solved)  # or there would be nothing to check
+            challenge.file.write_text(challenge.solved)  # otherwise there would be nothing to check
             return watch(desk, challenge)
     except Interrupted as interrupted:
         return 128 + interrupted.number

@@ -1,11 +1,12 @@
-"""The table of PTX wrappers: what each emits, and on which GPU it was proven equal to its CPU body.
+"""Generate the table of PTX wrappers: the PTX of each, and the GPUs on which it was proven equal to
+its CPU body.
 
-    python -m pytest --record                 on a machine with a GPU: stores what was proven
-    python -m tests.wrapper_table             writes the table from it
+    python -m pytest --record                 on a machine with a GPU: stores the proofs
+    python -m tests.wrapper_table             writes the table from them
 
 A wrapper is proven by the tests that call its file of kernels on the GPU, all of which must pass.
-What is stored, `common/cuda/ptx/proven/<gpu>.json`, holds for the code as it was: a wrapper whose
-header has changed since is marked. Nothing of the table is typed: it comes from the headers'
+A stored proof, `common/cuda/ptx/proven/<gpu>.json`, holds for the code at that time: a wrapper
+whose header has changed since is marked. The whole table is generated: from the headers'
 comments, the stored proofs and the days' sources.
 """
 
@@ -63,7 +64,7 @@ _MACRO = re.compile(r"#define (PTX_\w+)\((\w+)(?:.*\\\n)+.*", re.MULTILINE)
 
 
 def _names_after(comment_end: int, text: str) -> list[str]:
-    """The functions that the comment before this place describes."""
+    """Return the functions that the comment before this place describes."""
     rest = text[comment_end:]
     if function := _FUNCTION.match(rest):
         return [function.group(1)]
@@ -76,13 +77,13 @@ def _names_after(comment_end: int, text: str) -> list[str]:
 
 
 def digest(text: str) -> str:
-    """Of the code of a header, without comments and white space."""
+    """Return a digest of a header's code, without comments and white space."""
     code = re.sub(r"//.*", "", text)
     return hashlib.sha256("".join(code.split()).encode()).hexdigest()[:16]
 
 
 def wrappers() -> list[Wrapper]:
-    """Every wrapper of common/cuda/ptx, by header and in the order in which they stand there."""
+    """Return every wrapper of common/cuda/ptx, by header and in the order of the source."""
     found: dict[str, Wrapper] = {}
     for header in sorted(HEADERS.glob("*.cuh")):
         text = header.read_text(encoding="utf-8")
@@ -108,19 +109,20 @@ def wrappers() -> list[Wrapper]:
 
 
 def device_functions(header: Path) -> set[str]:
-    """Names of all device functions of a header."""
+    """Return the names of all device functions of a header."""
     text = header.read_text(encoding="utf-8")
     return {match.group(1) for match in re.finditer(rf"^{_FUNCTION.pattern}", text, re.MULTILINE)}
 
 
 def used_by(source: Path) -> set[str]:
-    """Wrappers that a file of kernels or a day uses. Mistakes, which no GPU runs, do not count."""
+    """Return the wrappers that a file of kernels or a day uses. Mistakes, which no GPU runs, do not
+    count."""
     text = source.read_text(encoding="utf-8").split("------- mistakes\n")[0]
     return set(re.findall(r"\bptx::(\w+)", text))
 
 
 def record(kernels: Iterable[str]) -> Path:
-    """Stores that the wrappers which these files of kernels use were proven here, today."""
+    """Store that the wrappers which these files of kernels use were proven here, today."""
     used = set().union(*(used_by(FOLDER / f"{name}.cu") for name in kernels))
     here = where(toolchain.detect("cuda"))
     path = PROVEN / f"{slug(here)}.json"
@@ -136,7 +138,7 @@ def record(kernels: Iterable[str]) -> Path:
 
 
 def table() -> str:
-    """The README of common/cuda/ptx."""
+    """Return the README of common/cuda/ptx."""
     proofs = [json.loads(path.read_text()) for path in sorted(PROVEN.glob("*.json"))]
     days = {
         folder.name[3:]: set().union(*(used_by(file) for file in folder.glob("*.cu*")))

@@ -1,8 +1,8 @@
-"""The cache of everything that is built: what it is named, who may build it, what is kept.
+"""Cache everything that is built: name an entry, lock it while it is built, prune old ones.
 
-An entry is a directory `<kind>-<key>`. The key covers all that the entry is made of, so what is
-there is never stale; a change makes another entry. One process builds an entry while others wait,
-and an entry counts only when all of it is there.
+An entry is a directory `<kind>-<key>`. The key covers everything that the entry is built from, so
+that an entry is never stale; a change makes another entry. One process builds an entry while others
+wait, and an entry counts only when it is complete.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-KEPT = 3  # entries of one kind: going back to yesterday's flags builds nothing
+KEPT = 3  # entries of one kind, so that going back to yesterday's flags builds nothing
 _STAMP = "complete.json"  # written last: the product's bytes and digest, the seconds it took
 _LOCK = ".lock"
 _IN_USE = 600.0  # seconds: longer than a compilation takes that uses an entry
 
 
 def cache_directory() -> Path:
-    """Return where builds are kept: HUNDRED_DAYS_CACHE, else the user's cache directory.
+    """Return the directory of builds: HUNDRED_DAYS_CACHE, else the user's cache directory.
     Absolute."""
     if given := os.environ.get("HUNDRED_DAYS_CACHE"):
         return Path(given).absolute()
@@ -37,12 +37,12 @@ def cache_directory() -> Path:
 
 
 def keep_compilers_caches() -> None:
-    """Let Triton and torch.compile keep what they compile beside our builds, in this process and in
-    those that it starts, unless the user has chosen otherwise."""
+    """Make Triton and torch.compile keep their caches next to our builds, in this process and its
+    children, unless the user has chosen otherwise."""
     for variable, value in (
         ("TRITON_CACHE_DIR", str(cache_directory() / "triton")),
         ("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "inductor")),
-        # Whole graphs, with what comes before and after their kernels: on by default, but for sure.
+        # Whole graphs, including the code around their kernels: on by default, set to be sure.
         ("TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
         ("TORCHINDUCTOR_AUTOGRAD_CACHE", "1"),
     ):
@@ -52,7 +52,7 @@ def keep_compilers_caches() -> None:
 def digest(parts: Sequence[str], files: Sequence[Path] = ()) -> str:
     """Return 16 hexadecimal digits for these words and the names and contents of these files.
 
-    Raises OSError if a file cannot be read.
+    Raise OSError if a file cannot be read.
     """
     found = hashlib.sha256("\0".join(parts).encode())
     for file in files:
@@ -62,11 +62,11 @@ def digest(parts: Sequence[str], files: Sequence[Path] = ()) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that is built once and kept.
+    """A product that is built once and kept.
 
-    kind: what it is, e.g. "day05-cpu"; older entries of the same kind are pruned. key: see
-    `digest`. product: the file that users of the entry open, relative to `directory`.
-    kept: entries of this kind that stay.
+    kind: its type, e.g. "day05-cpu"; older entries of the same kind are pruned. key: see `digest`.
+    product: the file that users of the entry open, relative to `directory`. kept: number of entries
+    of this kind that stay.
     """
 
     kind: str
@@ -84,12 +84,12 @@ class Entry:
 
     @property
     def ready(self) -> bool:
-        """Return True where the product is there, as it was when it was built."""
+        """Return True if the product exists, unchanged since it was built."""
         return self._stamp() is not None
 
     @property
     def seconds(self) -> float:
-        """Return how long building it took. Raises LookupError where it is not built."""
+        """Return the build time in seconds. Raise LookupError if it is not built."""
         stamp = self._stamp()
         if stamp is None:
             raise LookupError(f"{self.directory} is not built")
@@ -101,35 +101,35 @@ class Entry:
             there = self.path.stat()
             if there.st_size != stamp["bytes"]:
                 return None
-            # Other bytes would end every process that loads them.
+            # Changed bytes would crash every process that loads them.
             return stamp if _digest(self.path, there.st_mtime_ns) == stamp["digest"] else None
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # absent, or cut short by a crash: it is built again
+            return None  # missing, or truncated by a crash: it is built again
 
 
 @cache
 def _digest(file: Path, _changed: int) -> str:
-    """Return the digest of a file's bytes, taken once for each time at which it was changed."""
+    """Return the digest of a file's bytes, computed once per time of change."""
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def cached(entry: Entry, make: Callable[[Path], object]) -> Path:
-    """Return the entry's product, made first where it is not there.
+    """Return the entry's product, after building it if it is missing.
 
-    make: gets an empty directory, the entry's own, and leaves the product in it. Two processes
-    never make one entry at a time, and a process that dies, however it dies, leaves it unmade and
-    unlocked. What `make` raises passes through. Raises OSError if the disk is full or the cache
-    cannot be written.
+    make: gets the entry's directory, empty, and leaves the product in it. Two processes never build
+    one entry at a time, and a process that dies in any way leaves it unbuilt and unlocked.
+    Exceptions of `make` pass through. Raise OSError if the disk is full or the cache cannot be
+    written.
     """
-    if entry.ready:  # without the lock: a cache that is only read serves all that it holds
+    if entry.ready:  # without the lock: a read-only cache works, too
         _touch(entry)
         return entry.path
     directory = entry.directory
     with _locked(directory):
         if entry.ready:
             return entry.path
-        _clear(directory)  # what a killed process has left
+        _clear(directory)  # the files of a killed process
         started = time.monotonic()
         make(directory)
         stamp = {
@@ -146,10 +146,10 @@ def cached(entry: Entry, make: Callable[[Path], object]) -> Path:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory for this process. The kernel lets go when the process dies."""
+    """Lock the directory for this process. The kernel releases the lock when the process dies."""
     while True:
         if not directory.is_dir():
-            # A file, or a link to nothing, is in its place; or it is made just now.
+            # It is a file, or a dangling link; or another process is creating it.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 directory.unlink()
         directory.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def _locked(directory: Path) -> Iterator[None]:
             if _is(lock.fileno(), directory / _LOCK):
                 yield
                 return
-            # It was pruned while we waited: the lock that we hold is of a file that is gone.
+            # It was pruned while we waited: the locked file has been removed.
 
 
 def _is(descriptor: int, path: Path) -> bool:
@@ -182,10 +182,10 @@ def _touch(entry: Entry) -> None:
 
 
 def _prune(newest: Entry) -> None:
-    """Remove the entries of this kind that were used longest ago, beyond `kept` of them.
+    """Remove the least recently used entries of this kind, beyond `kept` of them.
 
-    Never the newest, nor one that is being made, nor one used so lately that another checkout may
-    be compiling with it.
+    Keep the newest, any that is being built, and any used so recently that another checkout may be
+    compiling with it.
     """
     name = re.compile(rf"{re.escape(newest.kind)}-[0-9a-f]{{16}}")
     found = [p for p in cache_directory().iterdir() if name.fullmatch(p.name)]

@@ -1,4 +1,4 @@
-"""What every build shares: the error of one that failed, the files a source reaches, PyTorch's
+"""Hold the shared parts of every build: its error, the files that a source reaches, PyTorch's
 headers."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020b000000000000"
 
 
 class BuildError(Exception):
-    """Something did not build. text: the compiler's own message, without the build tool's noise."""
+    """A failed build. text: the compiler's message, without the build tool's lines."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -25,9 +25,9 @@ class BuildError(Exception):
 
 
 def run_compiler(command: Sequence[str | Path], what: str = "") -> str:
-    """Run a compiler and return what it printed as warnings.
+    """Run a compiler and return its warnings.
 
-    what: a first line of the error, where the command compiles no file of the user's. Raises
+    what: a first line of the error, if the command does not compile a file of the user's. Raise
     BuildError with the compiler's message.
     """
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
@@ -44,7 +44,7 @@ _NOISE = re.compile(
 
 
 def compiler_message(text: str) -> str:
-    """Return the compiler's message: without the build tool's lines, paths relative to the
+    """Return the compiler's message without the build tool's lines, with paths relative to the
     repository."""
     lines = [line for line in text.splitlines() if not _NOISE.match(line)]
     message = "\n".join(lines).strip() or text.strip()
@@ -57,9 +57,9 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]+)[">]', re.MU
 def sources_of(file: Path, roots: Sequence[Path] = (ROOT,)) -> list[Path]:
     """Return `file` and every project header that it reaches by #include, sorted.
 
-    A header is looked for beside the including file, unless it is in angle brackets, then from
-    `roots`, by default the repository.
-    What is in no such place belongs to the toolkit or to torch, whose versions are in the key.
+    A header is looked up in the including file's folder, unless it is in angle brackets, then in
+    `roots`, by default the repository. Other headers belong to the toolkit or to torch, whose
+    versions are in the key.
     """
     found: set[Path] = set()
     todo = [file.resolve()]

@@ -1,8 +1,8 @@
-"""A day's TOML files, read strictly: unknown or missing keys, empty texts, other types are errors.
+"""Read a day's TOML files strictly: unknown or missing keys, empty texts, other types are errors.
 
-    exercises.toml  [[step]]        function, task, hints, why; where needed name, first, last,
+    exercises.toml  [[step]]        function, task, hints, why; optional: name, first, last,
                                     instead, source, rungs
-                    [[outcome]]     item, change, says; where needed run, rungs, source
+                    [[outcome]]     item, change, says; optional: run, rungs, source
     mutants.toml    [[equivalent]]  mutants, why
                     [[heuristic]]   functions, why
 
@@ -21,20 +21,19 @@ from typing import Any
 
 EXERCISES, MUTANTS = "exercises.toml", "mutants.toml"
 
-# The kinds of exercise. A day with one step to write calls it "write"; with several, each has a
-# name of its own, which none of these is.
+# The kinds of exercise. A day with one step to write names it "write"; with several, each has a
+# distinct name, which is none of these.
 WRITE, DEBUG, SPEED = KINDS = ("write", "debug", "speed")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class DayFileError(Exception):
-    """A day's file is not what it must be; the message names it and, in a TOML file, table and
-    key."""
+    """A day's file is invalid; the message names it and, in a TOML file, table and key."""
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a file. Raises DayFileError where it is none, or cannot be read."""
-    if not file.is_file():  # or a pipe would be waited for
+    """Return the text of a file. Raise DayFileError if it is not a file, or cannot be read."""
+    if not file.is_file():  # a pipe would block
         raise DayFileError(f"{file}: is no file, nor a link to one")
     try:
         return file.read_text(encoding="utf-8")
@@ -44,21 +43,20 @@ def text_of(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """What the learner writes in a step of practice mode: the body of a function, or part of it.
+    """A step of practice mode, in which the learner writes the body of a function, or part of it.
 
-    function: a function of the day's source that stands there once.
-    task: what to write, in one or two sentences; it stands in the file in place of the code.
+    function: a function that occurs once in the day's source.
+    task: the learner's task, in one or two sentences; it replaces the code in the file.
     hints: a nudge, the idea, nearly the code.
-    why: why it is written so, in one or two sentences, shown once it is solved.
-    name: what the step is called on the command line, and its file; required where a day has
-        several.
-    first, last: to leave out part of the body: text that stands in its first and in its last line,
-        and in no other line of the body.
-    instead: code that stands in the gap at first, so that the rest of the file compiles.
+    why: the reason for the solution, in one or two sentences, shown once it is solved.
+    name: the step's name on the command line, and of its file; required if a day has several.
+    first, last: to leave out part of the body: text of its first and of its last line, which
+        occurs in no other line of the body.
+    instead: code that fills the gap at first, so that the rest of the file compiles.
     source: the file of the function, "" for the day's SOURCE: a .cu file of its library, a header
-        of its folder, or a Python file, as that of its kernels in Triton or Numba.
-    rungs: those that the step is checked with, () for all that use the function. Needed where the
-        sources do not say it: for Python, and on a day that builds rungs in ways of their own.
+        of its folder, or a Python file, such as that of its kernels in Triton or Numba.
+    rungs: those that the step is checked with, () for all that use the function. Needed if the
+        sources do not show it: for Python, and on a day with custom builds of rungs.
     """
 
     function: str
@@ -74,17 +72,17 @@ class Step:
 
     @property
     def whole(self) -> bool:
-        """Return whether it is the whole body of the function."""
+        """Return True if it is the whole body of the function."""
         return not self.first
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What "Try it yourself" of the README says will happen, so that a test sees it happen.
+    """An outcome announced in "Try it yourself" of the README, which a test verifies.
 
-    item: its number there. change: pairs of a text that stands in the day's source once, and what
-    takes its place. says: regular expressions, each found in what the run prints. run: how the day
-    is run, one of RUNS. passes: "yes" or "no". rungs, source: as of a Step.
+    item: its number there. change: pairs of a text that occurs once in the day's source, and its
+    replacement. says: regular expressions, each found in the run's output. run: how the day is run,
+    one of RUNS. passes: "yes" or "no". rungs, source: as of a Step.
     """
 
     item: str
@@ -102,11 +100,11 @@ YES_NO = ("yes", "no")
 
 @dataclass(frozen=True)
 class KnownMutants:
-    """Mutants that compute the same as the original, and why.
+    """Mutants that compute the same as the original, with the reasons.
 
-    equivalent: the reason by the mutant's identity, as `--mutants` prints it. heuristics: the
-    reason by the function, named as identities begin ("boxes.cuh: split_time"), of functions that
-    only choose among ways to compute the same (common/practice/mutants/heuristics.py).
+    equivalent: reason by the mutant's identity, as `--mutants` prints it. heuristics: reason by
+    function, named as identities begin ("boxes.cuh: split_time"), for functions that only choose
+    among ways to compute the same (common/practice/mutants/heuristics.py).
     """
 
     equivalent: dict[str, str] = field(default_factory=dict)
@@ -115,8 +113,8 @@ class KnownMutants:
 
 @dataclass(frozen=True)
 class _Key:
-    """A key of a table. many: a list of texts, not one. prose: its line breaks mean nothing.
-    blank: a text may be empty."""
+    """A key of a table. many: a list of texts, not one. prose: its line breaks are ignored. blank:
+    a text may be empty."""
 
     many: bool = False
     blank: bool = False
@@ -152,8 +150,7 @@ _HEURISTIC = {"functions": _Key(many=True), **_WHY}
 
 
 def read_outcomes(file: Path) -> tuple[Outcome, ...]:
-    """Return the outcomes of an exercises.toml, () if there is no such file. Raises
-    DayFileError."""
+    """Return the outcomes of an exercises.toml, () if it does not exist. Raise DayFileError."""
     outcomes = tuple(Outcome(**table) for table in _read(file, _EXERCISES)["outcome"])
     for each in outcomes:
         where = f"{file}: [[outcome]] of item {each.item}"
@@ -166,7 +163,7 @@ def read_outcomes(file: Path) -> tuple[Outcome, ...]:
 
 
 def read_steps(file: Path) -> tuple[Step, ...]:
-    """Return the steps of an exercises.toml, () if there is no such file. Raises DayFileError."""
+    """Return the steps of an exercises.toml, () if it does not exist. Raise DayFileError."""
     tables = _read(file, _EXERCISES)
     steps = tuple(Step(**table) for table in tables["step"])
     if len(steps) > 1:
@@ -192,7 +189,7 @@ def _check_names(file: Path, names: list[str]) -> None:
 
 
 def read_mutants(file: Path) -> KnownMutants:
-    """Return what a mutants.toml lists, nothing if there is no such file. Raises DayFileError."""
+    """Return the entries of a mutants.toml, none if it does not exist. Raise DayFileError."""
     tables = _read(file, {"equivalent": _EQUIVALENT, "heuristic": _HEURISTIC})
     return KnownMutants(
         _reasons(file, tables["equivalent"], "mutants"),
@@ -211,7 +208,7 @@ def _reasons(file: Path, tables: list[dict[str, Any]], key: str) -> dict[str, st
 
 
 def _read(file: Path, known: dict[str, dict[str, _Key]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of the file by name, with the keys that are known of each."""
+    """Return the file's tables by name. known: the allowed keys of each table."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
     if not os.path.lexists(file):
         return found

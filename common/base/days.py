@@ -1,4 +1,4 @@
-"""How days are found and loaded: the folder is the registry.
+"""Find and load days: the folder is the registry.
 
 Listing a hundred days reads their metadata from the syntax tree of each `day.py`, without running
 it and without importing torch, and from their TOML files; it takes milliseconds.
@@ -32,9 +32,9 @@ from common.base.paths import DAYS
 
 
 class DayError(Exception):
-    """A day's folder or a file of it is not what the runner needs; the message names the file.
+    """A day's folder or one of its files is invalid; the message names the file.
 
-    folder: the day's folder, where `discover` met the error.
+    folder: the day's folder, if `discover` found the error.
     """
 
     folder: Path | None = None
@@ -42,10 +42,10 @@ class DayError(Exception):
 
 @dataclass(frozen=True)
 class Further:
-    """What lies beyond a day's main line: the folder `further` in the day's folder, whose day.py
-    declares SOURCE, EXTRA_SOURCES and PROBLEMS as the day's own does.
+    """The part beyond a day's main line: the folder `further` in the day's folder, whose day.py
+    declares SOURCE, EXTRA_SOURCES and PROBLEMS like the day's.
 
-    sources: its .cu files for the day's library, and files that rungs build in other ways.
+    sources: its .cu files for the day's library, and the files of custom builds.
     """
 
     folder: Path
@@ -56,20 +56,18 @@ class Further:
 class Day:
     """A day as `--list` needs it: read from its files without running day.py.
 
-    number: from the folder's name. title, teaches (one line for progress.md), topics, source
-    (the .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the
-    optional constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same
-    library; the others are what rungs with a `load` of their own build. introduces: the optional
-    constant INTRODUCES, the terms of the glossary that the day explains. metrics: the optional
-    constant METRICS, counters of Nsight Compute that --profile reads beside those that it always
-    does. uses: the optional constant USES, numbers of days whose operators this day's rungs call;
-    they are built and loaded with its own. steps: of exercises.toml, what the learner writes, one
-    after the other. equivalent, heuristics: of mutants.toml, see
-    `common.base.day_files.KnownMutants`. replaced: files of the day, each with the one that stands
-    in its place, as a learner's does. only: the
-    rungs that are built, of those with a way of their own, () for all. further: what goes beyond
-    the main line, None where the day has no folder `further`. whole: the day is built and run with
-    it.
+    number: from the folder's name. title, teaches (one line for progress.md), topics, source (the
+    .cu file): the constants TITLE, TEACHES, TOPICS, SOURCE of day.py. extra_sources: the optional
+    constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same library;
+    rungs with a custom `load` build the others. introduces: the optional constant INTRODUCES, the
+    terms of the glossary that the day explains. metrics: the optional constant METRICS, counters of
+    Nsight Compute that --profile reads in addition to the usual ones. uses: the optional constant
+    USES, numbers of days whose operators this day's rungs call; they are built and loaded with its
+    own. steps: of exercises.toml, in order. equivalent, heuristics: of mutants.toml, see
+    `common.base.day_files.KnownMutants`. replaced: files of the day, each with its replacement,
+    such as a learner's. only: rungs to build among those with a custom build, () for all. further:
+    the part beyond the main line, None without a folder `further`. whole: the day is built and run
+    with it.
     """
 
     number: int
@@ -91,7 +89,7 @@ class Day:
     whole: bool = False
 
     def with_further(self) -> Day:
-        """Return the day together with what goes beyond its main line, if anything does."""
+        """Return the day including the part beyond its main line, if there is one."""
         return replace(self, whole=self.further is not None)
 
     @property
@@ -101,36 +99,36 @@ class Day:
 
     @property
     def kind(self) -> str:
-        """Return what its entries in the cache are called. A day of another folder than the
-        course's has another kind, so that its builds never push out the course's."""
+        """Return the name of its cache entries. A day outside of the course's folder has another
+        name, so that its builds never displace the course's."""
         name = f"{self.name}-whole" if self.whole else self.name
         return name if self.folder.parent == DAYS else f"other-{name}"
 
     def with_source(self, original: Path, other: Path) -> Day:
-        """Return the day with another file in the place of one of its sources."""
+        """Return the day with one of its sources replaced by another file."""
         extra = tuple(other if source == original else source for source in self.extra_sources)
         source = other if self.source == original else self.source
         replaced = (*self.replaced, (original, other))
         return replace(self, source=source, extra_sources=extra, replaced=replaced)
 
     def file(self, name: str) -> Path:
-        """Return the file of this name in the day's folder, or the one that stands in its place."""
+        """Return the file of this name in the day's folder, or its replacement."""
         original = self.folder / name
         return dict(self.replaced).get(original, original)
 
     def practice(self, exercise: str = WRITE) -> str:
         """Return the command line of an exercise of the day: a step's name, "debug" or "speed".
-        Without a name, it goes on with the first step that is not solved."""
+        Without a name, it continues with the first unsolved step."""
         name = "" if exercise == WRITE else f" {exercise}"
         return f"python run_day.py {self.number} --practice{name}"
 
     def step(self, name: str) -> Step | None:
-        """Return the step of this name, None if there is none."""
+        """Return the step of this name, or None."""
         return next((step for step in self.steps if step.name == name), None)
 
     @property
     def library_sources(self) -> tuple[Path, ...]:
-        """Return the .cu files that the day's library is made of, `source` first."""
+        """Return the .cu files of the day's library, `source` first."""
         return (self.source, *(path for path in self._beside_source if path.suffix == ".cu"))
 
     @property
@@ -140,7 +138,7 @@ class Day:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Return the folders with sources of the day: its own and, of a whole day, `further`."""
+        """Return the folders with sources of the day: its own and, if it is whole, `further`."""
         return (self.folder, *((self.further.folder,) if self.further and self.whole else ()))
 
     @property
@@ -155,7 +153,7 @@ class Day:
 
     @property
     def programs(self) -> tuple[Path, ...]:
-        """Return further .cu files of its folder: programs with a main() of their own, which `show`
+        """Return further .cu files of its folders: programs with a main() function, which `show`
         runs (common/tools/watched_program.py)."""
         known = {*self.library_sources, *dict(self.replaced)}
         found = (path for folder in self.folders for path in sorted(folder.glob("*.cu")))
@@ -168,21 +166,21 @@ class Day:
 
     @property
     def other_sources(self) -> tuple[Path, ...]:
-        """Return the files that rungs build in a way of their own."""
+        """Return the files of custom builds."""
         return tuple(path for path in self._beside_source if path.suffix != ".cu")
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
 OPTIONAL = dict.fromkeys(("EXTRA_SOURCES", "INTRODUCES", "USES", "METRICS"), tuple)
-ITEMS = {"USES": int}  # what a tuple holds, else texts
+ITEMS = {"USES": int}  # types of a tuple's items, by default texts
 
 
-SOURCES = (".cu", ".cuh", ".py")  # texts that are read wherever they stand in a day's folders
+SOURCES = (".cu", ".cuh", ".py")  # text files that are read anywhere in a day's folders
 
 
 def read_day(folder: Path) -> Day:
-    """Return the metadata of the day in `folder`. Raises DayError naming what is missing or
-    wrong."""
+    """Return the metadata of the day in `folder`. Raise DayError naming the missing or wrong
+    part."""
     try:
         return _read_day(folder)
     except DayFileError as error:
@@ -254,12 +252,12 @@ def _parsed(file: Path) -> ast.Module:
     except (
         RecursionError,
         MemoryError,
-    ):  # the second from the parser, which has a stack of its own
+    ):  # the second from the parser, which has a separate stack
         raise DayError(f"{file}: nested too deeply") from None
 
 
 def _sources(file: Path, found: dict[str, Any]) -> list[Path]:
-    """Return the files that SOURCE and EXTRA_SOURCES of a day.py name. Raises DayError."""
+    """Return the files that SOURCE and EXTRA_SOURCES of a day.py name. Raise DayError."""
     names = (found["SOURCE"], *found.get("EXTRA_SOURCES", ()))
     if wrong := [name for name in names if not isinstance(name, str)]:
         raise DayError(f"{file}: SOURCE and EXTRA_SOURCES name files, got {wrong[0]!r}")
@@ -270,7 +268,7 @@ def _sources(file: Path, found: dict[str, Any]) -> list[Path]:
 
 
 def _further(folder: Path) -> Further | None:
-    """Return what the folder `further` of a day declares. Raises DayError naming what is wrong."""
+    """Return the declarations of a day's folder `further`, None without one. Raise DayError."""
     if not folder.is_dir():
         return None
     file = folder / "day.py"
@@ -293,7 +291,7 @@ def _further(folder: Path) -> Further | None:
 
 
 def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:
-    """Return all days under `root` in order, and an error for each folder that is not a proper
+    """Return all days under `root` in order, and an error for each folder that is not a valid
     day."""
     days: list[Day] = []
     errors: list[DayError] = []
@@ -304,7 +302,7 @@ def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:
         except DayError as error:
             error.folder = folder
             errors.append(error)
-        except Exception as error:  # whatever it is, the other days are read
+        except Exception as error:  # the other days are still read
             wrong = DayError(f"{folder}: cannot be read: {type(error).__name__}: {error}")
             wrong.folder = folder
             errors.append(wrong)
@@ -312,16 +310,15 @@ def discover(root: Path = DAYS) -> tuple[list[Day], list[DayError]]:
 
 
 Show = Callable[[Any, Any], dict[str, str] | None]
-FURTHER_SHOWS = "further:"  # a line between what the main line prints and what goes beyond it does
+FURTHER_SHOWS = "further:"  # the line between the outputs of the main line and of `further`
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What running a day's day.py gives: its PROBLEMS, and its function `show`, if it has one.
+    """The result of running a day's day.py: its PROBLEMS, and its function `show`, if it has one.
 
-    show: (operators, device) -> None, called after the checks; it prints what the day has to show.
-        Or it returns the files that it makes, texts by name: --write puts them into the day's
-        folder, and nothing else does.
+    show: (operators, device) -> None, called after the checks; it prints the day's demonstration.
+        Or it returns files, texts by name, which only --write stores in the day's folder.
     """
 
     problems: tuple[Problem, ...]
@@ -329,11 +326,11 @@ class Lesson:
 
 
 def load_lesson(day: Day) -> Lesson:
-    """Run the day's day.py. Raises DayError where what it declares is not what is needed.
+    """Run the day's day.py. Raise DayError if its declarations are invalid.
 
-    day.py is loaded as a package, so that it can import other .py files of its folder, by
-    `from .name import …`. They are run anew each time, as it is. A module that imports one that
-    another file stands in for (`Day.replaced`) gets that file.
+    day.py is loaded as a package, so that it can import other .py files of its folder, by `from
+    .name import …`. Like day.py, they run again each time. Imports of a replaced module
+    (`Day.replaced`) get the replacement.
     """
     _stand_in(day)
     lesson = _load(f"days.{day.name}", day.folder)
@@ -345,7 +342,7 @@ def load_lesson(day: Day) -> Lesson:
 
 
 def _both(main: Show | None, further: Show | None) -> Show | None:
-    """Return one `show` for two; the files of `further` have its folder in their names."""
+    """Return one `show` that calls both; names of the second's files begin with "further/"."""
     if further is None:
         return main
 
@@ -359,8 +356,8 @@ def _both(main: Show | None, further: Show | None) -> Show | None:
 
 
 class _ReadAnew(SourceFileLoader):
-    """Loads a module without a cache of bytecode, which takes a file for the same one that was
-    saved twice in a second with as many bytes."""
+    """Load a module without the bytecode cache, which cannot distinguish two versions of equal size
+    that were saved within one second."""
 
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
@@ -368,7 +365,7 @@ class _ReadAnew(SourceFileLoader):
 
 
 class _StandIns(MetaPathFinder):
-    """Finds the files that stand in for modules of days. files: by the module's name."""
+    """Find the replacements of days' modules. files: by the module's name."""
 
     def __init__(self) -> None:
         self.files: dict[str, Path] = {}
@@ -387,7 +384,7 @@ _STAND_INS = _StandIns()
 
 
 def _stand_in(day: Day) -> None:
-    """Let imports of the day's modules find what stands in for them, and nothing of other runs."""
+    """Make imports of the day's modules find their replacements, and none of other runs."""
     if _STAND_INS not in sys.meta_path:
         sys.meta_path.insert(0, _STAND_INS)
     packages = (f"days.{day.name}", f"days.{day.name}.further")
@@ -400,13 +397,13 @@ def _stand_in(day: Day) -> None:
 
 
 def _load(module_name: str, folder: Path) -> Lesson:
-    """Run a folder's day.py as the package `module_name`. Raises DayError."""
+    """Run a folder's day.py as the package `module_name`. Raise DayError."""
     file = folder / "day.py"
     spec = importlib.util.spec_from_file_location(
         module_name, file, submodule_search_locations=[str(folder)]
     )
     assert spec and spec.loader
-    for name in sys.modules.copy():  # other threads import meanwhile
+    for name in sys.modules.copy():  # other threads may import meanwhile
         if name.startswith(f"{spec.name}."):
             del sys.modules[name]
     module = importlib.util.module_from_spec(spec)

@@ -1,6 +1,6 @@
-"""What a day's day.py declares, as plain data: cases, costs, rungs, problems.
+"""Define the declarations of a day's day.py as plain data: cases, costs, rungs, problems.
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ITEMSIZES = {
 class Case:
     """One input to check or to time.
 
-    shape: sizes that the day's `inputs` understands, e.g. (rows, columns).
+    shape: sizes that the day's `inputs` interprets, e.g. (rows, columns).
     dtype: name of a torch dtype, e.g. "float32", "bfloat16".
-    values: which numbers are drawn, a key of `common.check.draw.VALUES`.
+    values: the kind of numbers, a key of `common.check.draw.VALUES`.
     """
 
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def itemsize(self) -> int:
-        """Return bytes per element of `dtype`."""
+        """Return the bytes per element of `dtype`."""
         return ITEMSIZES[self.dtype]
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Cost:
     """The least work that a case can take: bytes over the memory bus, operations on the units.
 
     bytes: each input read once and each output written once.
-    flops: arithmetic operations, a multiply-add counted as two.
+    flops: arithmetic operations; a multiply-add counts as two.
     unit: the ceiling for flops: "fp32", "int32", "tensor" (bf16 tensor cores), "int8" or "fp8"
         (tensor cores).
     """
@@ -58,17 +58,17 @@ class Cost:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a result may be from the float64 reference.
+    """The allowed distance of a result from the float64 reference.
 
     ulps: units in the last place of the output's dtype that are always allowed.
-    factor: how many times the error that PyTorch's own operator makes is allowed on top.
-    at_zero: how far from 0 a floating element may be whose truth is exactly 0, in the output's
-        unit. For terms that cancel: PyTorch's order of additions may give 0 there by chance.
-    levels, share: of integer outputs, where neither of the two above counts: how far an element may
-        be from the truth, and which share of the elements may differ at all, rounded up to whole
-        ones. For fractions that are rounded to integers, where an error of any size moves some
-        across the border between two. By default all are exact.
-    why: the reason, required where a day departs from the default.
+    factor: how many times the error of PyTorch's own operator is allowed in addition.
+    at_zero: allowed distance from 0 of a floating element whose truth is exactly 0, in the
+        output's unit. For terms that cancel: PyTorch's order of additions may give 0 by chance.
+    levels, share: for integer outputs, to which ulps and factor do not apply: the allowed distance
+        of an element from the truth, and the share of elements that may differ at all, rounded up
+        to whole ones. For fractions that are rounded to integers, where an error of any size moves
+        some across the border between two. By default all are exact.
+    why: the reason, required if a day changes the default.
     """
 
     ulps: float = 4.0
@@ -81,7 +81,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Target:
-    """What a rung must reach on the GPU that the curriculum names; reported, never enforced.
+    """The goal of a rung on the GPU that the curriculum names; reported, never enforced.
 
     of: "copy" or "read" (share of that measured bandwidth), "tensor" (share of the measured rate of
         a large bf16 product), "fp32" (of the measured rate of multiply-adds), "pytorch" or the
@@ -104,26 +104,26 @@ class Rung:
     """One variant of a day's ladder.
 
     name: the operator's name in torch.ops.dayNN.
-    idea: what this rung does, in a few words, for the report.
-    dtypes: the dtypes it takes, where they are fewer than the cases'.
-    not_captured: why it cannot be captured in a CUDA graph ("" if it can, and then it is tried).
-    not_repeatable: why two runs may differ in bits ("" if they may not, and then it is tried).
-    host_timed: True where the call itself waits for the GPU (copies to and from the host), so
-        that the clock of the host is the right one.
-    timed: False where a time says nothing (a rung that prints).
-    target: what this rung must reach; several are met together.
-    falls_back: why it hands nearly all cases to another rung's kernel, where that is meant.
-    calls: PyTorch's operators that compute for it where that is the point, e.g. ("matmul",) for a
-        launcher that takes the library's product. Any other but allocation, fill, copy and view
-        fails its check.
+    idea: a short description of the rung, for the report.
+    dtypes: the dtypes it takes, if they are fewer than the cases'.
+    not_captured: why it cannot be captured in a CUDA graph ("" if it can; then it is tried).
+    not_repeatable: why two runs may differ in bits ("" if they may not; then it is tried).
+    host_timed: True if the call itself waits for the GPU (copies to and from the host), so
+        that it must be timed by the host's clock.
+    timed: False if a time has no meaning (a rung that prints).
+    target: the goal of this rung; several must be met together.
+    falls_back: why it intentionally passes nearly all cases to another rung's kernel.
+    calls: PyTorch's operators that intentionally compute for it, e.g. ("matmul",) for a launcher
+        that calls the library's product. Its check fails for other operators than these and those
+        for allocation, fill, copy and view.
     backward: makes the rung differentiable, by torch.library.register_autograd: (saved, *upstream)
-        -> the gradients of the rung's inputs, a tensor or a tuple with None where there is none.
-        The upstream gradients are contiguous. saves: (inputs, output) -> what `backward` gets as
-        `saved`, a tuple of tensors and plain values.
-    load: for a rung that is built some other way: takes a `common.build.own_way.Builder`, returns
-        the callable. The default is torch.ops.dayNN.<name>.
+        -> the gradients of the rung's inputs, a tensor or a tuple with None for inputs without one.
+        The upstream gradients are contiguous. saves: (inputs, output) -> the argument `saved` of
+        `backward`, a tuple of tensors and plain values.
+    load: for a custom build: takes a `common.build.own_way.Builder`, returns the callable. The
+        default is torch.ops.dayNN.<name>.
     triton: for a kernel in Triton, the module of the day's folder whose function of the rung's name
-        launches it. It is skipped where there is no Triton, and interpreted on the CPU.
+        launches it. It is skipped without Triton, and interpreted on the CPU.
     numba: the same for a kernel in Numba, whose simulator runs it on the CPU.
     """
 
@@ -145,34 +145,34 @@ class Rung:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """Return all that it must reach."""
+        """Return all goals of the rung."""
         if self.target is None:
             return ()
         return self.target if isinstance(self.target, tuple) else (self.target,)
 
     @property
     def in_python(self) -> bool:
-        """Return whether its kernel is Python code, which is interpreted on the CPU."""
+        """Return True if its kernel is Python code, which is interpreted on the CPU."""
         return bool(self.interpreter)
 
     @property
     def interpreter(self) -> str:
-        """Return what runs its kernel in Python on the CPU, "" for a kernel in CUDA."""
+        """Return the interpreter of its kernel in Python on the CPU, "" for a kernel in CUDA."""
         return TRITON_INTERPRETER if self.triton else NUMBA_SIMULATOR if self.numba else ""
 
     @property
     def of_library(self) -> bool:
-        """Return whether it is an operator of the day's library."""
+        """Return True if it is an operator of the day's library."""
         return self.load is None and not self.in_python
 
 
 @dataclass(frozen=True)
 class Library:
-    """Somebody else's implementation that a problem's rungs are timed beside.
+    """Another implementation, timed together with a problem's rungs.
 
     name: for the report and for targets. call: takes the rungs' arguments; None stands for
-    torch.compile of the problem's `pytorch`. Raises Skip, when first called, where it is missing.
-    not_captured: why it cannot be captured in a CUDA graph, where it cannot.
+    torch.compile of the problem's `pytorch`. It raises Skip at its first call if the library is
+    missing. not_captured: why it cannot be captured in a CUDA graph, "" if it can.
     """
 
     name: str
@@ -189,31 +189,31 @@ CUBLAS_UNWATCHED = "the tools fail on cuBLAS kernels for 16-bit products (nvjet)
 class Problem:
     """One function that a day computes, and the ladder of rungs that compute it.
 
-    name: what is computed, e.g. "softmax".
+    name: of the function, e.g. "softmax".
     inputs: (case, draw) -> tuple of arguments for a rung; `draw` is a `common.check.draw.Draw`.
     reference: the same mathematics in PyTorch, called with the same arguments. Called with
-        float64 tensors it is the truth; called as they are, it gives the error that the rungs' is
-        compared with. Returns a tensor or a tuple of tensors.
-    cases: what is checked.
-    refused: what no rung may take: each of these must be refused by the name of an argument.
-    timed: False for a problem that is only checked; the fields below are for timing alone.
-    bench: what is timed on a GPU. bench_cpu: what is timed on the CPU. cost: case -> Cost.
-    pytorch: how somebody who knows PyTorch would call it; timed beside the rungs. Required where
-        the problem is timed.
-    pytorch_not_captured: why PyTorch's call cannot be captured in a CUDA graph, where it cannot.
-    own_numbers: whether PyTorch and the libraries draw random numbers of their own, so that only
-        the norm of their result is compared with that of the rungs.
+        float64 tensors it is the truth; called with the given ones, it defines the error that the
+        rungs' is compared with. Returns a tensor or a tuple of tensors.
+    cases: the cases to check.
+    refused: cases that every rung must refuse by the name of an argument.
+    timed: False for a problem that is only checked; the fields below are for timing only.
+    bench: the case timed on a GPU. bench_cpu: the case timed on the CPU. cost: case -> Cost.
+    pytorch: the call of somebody who knows PyTorch, timed together with the rungs. Required if the
+        problem is timed.
+    pytorch_not_captured: why PyTorch's call cannot be captured in a CUDA graph, "" if it can.
+    own_numbers: True if PyTorch and the libraries draw other random numbers, so that only the norm
+        of their result is compared with that of the rungs.
     libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
     outputs_exact: outputs must be equal to the last bit (integers, copies).
-    several_streams: whether rungs give work to streams of their own. Then the CPU backend checks
-        them also with the work of streams put off as late as legal (common/cpu/README.md), where a
-        missing event gives a wrong result.
-    gradients: whether the operator has a backward, checked against float64 autograd. Then a step of
-        training is timed: the forward pass and the backward pass together.
-    unwatched: why compute-sanitizer cannot run it, where it cannot: under it, the problem is left
-        out, and the report says why.
-    further: whether it goes beyond the day's main line; set where the folder `further` is loaded.
-    case_words: case -> what a failure calls it, where sizes and dtype do not say what it is.
+    several_streams: True if rungs use further streams. Then the CPU backend also checks them with
+        streams that run their work as late as legal (common/cpu/README.md), so that a missing
+        event gives a wrong result.
+    gradients: True if the operator has a backward, checked against float64 autograd. Then a
+        training step is timed: the forward pass and the backward pass together.
+    unwatched: why compute-sanitizer cannot run it, "" if it can: under that tool, the problem is
+        skipped, and the report contains the reason.
+    further: True beyond the day's main line; set when the folder `further` is loaded.
+    case_words: case -> its name in a failure, if sizes and dtype are not clear enough.
     """
 
     name: str
@@ -239,12 +239,12 @@ class Problem:
     case_words: Callable[[Case], str] = str
 
     def cases_of(self, rung: Rung) -> list[Case]:
-        """Return those of the dtypes that the rung takes."""
+        """Return the cases with the dtypes that the rung takes."""
         return [case for case in self.cases if not rung.dtypes or case.dtype in rung.dtypes]
 
     def timing_case(self, device: str) -> Case:
-        """Return what is timed, or profiled, on "cuda" or "cpu"; of a problem that is only checked,
-        its first case."""
+        """Return the case timed, or profiled, on "cuda" or "cpu"; the first case of a problem that
+        is only checked."""
         if not self.timed:
             return self.cases[0]
         return self.bench if device == "cuda" else self.bench_cpu
@@ -253,13 +253,13 @@ class Problem:
 def grid(
     shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
 ) -> tuple[Case, ...]:
-    """Return every shape with every dtype, as cases."""
+    """Return a case for every shape with every dtype."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)
 
 
 def streamed(tensors: int, operations: int = 1) -> Callable[[Case], Cost]:
-    """Return the cost of a memory-bound problem: so many tensors of the case's shape are read or
-    written once, with so many operations per element. Smaller tensors are neglected."""
+    """Return the cost of a memory-bound problem: `tensors` tensors of the case's shape are read or
+    written once, with `operations` operations per element. Smaller tensors are neglected."""
 
     def cost(case: Case) -> Cost:
         elements = math.prod(case.shape)

@@ -1,4 +1,4 @@
-"""How times, rates, ratios and counts are written: the same on the terminal and in the tables."""
+"""Format times, rates, ratios and counts, in the same way on the terminal and in the tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.base.outcome import RungOutcome, Timing
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return `value` with so many significant digits, at least, and no exponent: 0.214, 21.4,
+    """Return `value` with at least `digits` significant digits, and no exponent: 0.214, 21.4,
     4187."""
     if value == 0:
         return "0"
@@ -18,7 +18,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds, in the unit that reads best: "12.3 µs", "0.214 ms", "1.25 s", "125 s"."""
+    """Return seconds in the most readable unit: "12.3 µs", "0.214 ms", "1.25 s", "125 s"."""
     if seconds >= 0.9995:
         return f"{significant(seconds)} s"
     if seconds >= 0.00009995:
@@ -27,11 +27,10 @@ def duration(seconds: float) -> str:
 
 
 def rate(timing: Timing) -> str:
-    """Return the rate that the rung is held against: GB/s, or TFLOP/s where arithmetic is the
+    """Return the rate that is compared with the ceiling: GB/s, or TFLOP/s if arithmetic is the
     bound.
 
-    Without a known ceiling, bytes are taken where the day declares any. "" where it declares no
-    work.
+    Without a known ceiling, bytes are used if the day declares any. "" if it declares no work.
     """
     arithmetic = timing.bound in ("fp32", "int32", "tensor", "int8", "fp8") or not timing.gbs
     if arithmetic and timing.tflops:
@@ -43,17 +42,17 @@ def rate(timing: Timing) -> str:
 
 
 def operations(timing: Timing) -> str:
-    """Return what is counted where arithmetic is the bound: "FLOP/s", or "OP/s" of integers."""
+    """Return the unit of arithmetic: "FLOP/s", or "OP/s" for integers."""
     return "OP/s" if timing.bound in ("int32", "int8") else "FLOP/s"
 
 
 def share(timing: Timing) -> str:
-    """Return the share of the machine's measured ceiling: "61%"; "" where no ceiling is known."""
+    """Return the share of the machine's measured ceiling: "61%"; "" if no ceiling is known."""
     return "" if timing.share is None else f"{timing.share * 100:.0f}%"
 
 
 def ratio(theirs_ms: float | None, ours_ms: float) -> str:
-    """Return how many times as fast as theirs: "1.02×"; "" where theirs was not measured."""
+    """Return the speed relative to theirs: "1.02×"; "" if theirs was not measured."""
     if theirs_ms is None:
         return ""
     times = theirs_ms / ours_ms
@@ -66,13 +65,12 @@ def library_name(name: str) -> str:
 
 
 def mark(outcome: RungOutcome) -> str:
-    """Return whether the rung's target was met: "✓", "✗", or "" where nothing was held against
-    it."""
+    """Return "✓" or "✗" for a target that was met or missed, "" if none was compared."""
     return {True: "✓", False: "✗", None: ""}[outcome.target_met]
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters shown, not acted upon: "\\x1b" for an escape, which
+    """Return the text with control characters shown, not executed: "\\x1b" for an escape, which
     could move a terminal's cursor or change its title. Tabs stay."""
     return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)
 
@@ -87,7 +85,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def numbers(values: Iterable[int]) -> str:
-    """Return numbers with their runs drawn together: "1-8, 12"."""
+    """Return numbers with consecutive ones joined: "1-8, 12"."""
     runs: list[list[int]] = []
     for value in sorted(set(values)):
         if runs and value == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""The ladder that a speed exercise climbs: which of a day's problems, from which rung to which."""
+"""Choose the ladder of a speed exercise: the problem, and its first and last rung."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ class Ladder:
 
 
 def ladder_of(problems: Sequence[Problem]) -> Ladder | None:
-    """Return the longest ladder of the problems, the first of equals; None where no problem that is
-    timed has two rungs. Rungs that are built in a way of their own, as a library's are, do not
-    count."""
+    """Return the longest ladder of the problems, the first of equals; None if no timed problem has
+    two rungs. Rungs with a custom build, such as a library's, do not count."""
     found = [
         Ladder(problem, tuple(rung for rung in problem.rungs if rung.timed and rung.of_library))
         for problem in problems
@@ -47,8 +46,8 @@ def ladder_of(problems: Sequence[Problem]) -> Ladder | None:
 
 @cache
 def has_ladder(day: Day) -> bool:
-    """Return the same question answered from the sources alone, without running day.py, which needs
-    PyTorch: whether two versions of one operator are bound that are not built in another way."""
+    """Return True if the sources bind two versions of one operator without a custom build; unlike
+    `ladder_of`, without running day.py, which needs PyTorch."""
     versions: dict[str, set[str]] = defaultdict(set)
     for source in day.library_sources:
         for name, stem in _BINDING.findall(source.read_text(encoding="utf-8")):
@@ -60,7 +59,7 @@ def has_ladder(day: Day) -> bool:
 
 
 def _built_otherwise(files: Sequence[Path]) -> set[str]:
-    """Return the names of rungs that are given `load=`, by Rung itself or by a function around
+    """Return the names of rungs that get `load=`, from Rung itself or from a function that calls
     it."""
     texts = [file.read_text(encoding="utf-8") for file in files]
     if not any("load=" in text for text in texts):
@@ -75,7 +74,7 @@ def _built_otherwise(files: Sequence[Path]) -> set[str]:
     calls = [
         call
         for node, text in statements
-        if telling.search(text)  # most do not, and walking through a tree takes long
+        if telling.search(text)  # most do not match, and walking a tree is slow
         for call in ast.walk(node)
         if isinstance(call, ast.Call)
     ]
@@ -90,7 +89,7 @@ def _built_otherwise(files: Sequence[Path]) -> set[str]:
 
 
 def _statements(text: str) -> Iterator[tuple[ast.stmt, str]]:
-    """Return the statements of a module, each with its own lines."""
+    """Yield the statements of a module, each with its source lines."""
     lines = text.splitlines()
     for node in ast.parse(text).body:
         yield node, "\n".join(lines[node.lineno - 1 : node.end_lineno])

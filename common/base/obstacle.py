@@ -1,4 +1,4 @@
-"""What is wrong with the machine where a build fails, known from the build's message."""
+"""Recognise a fault of the machine from the message of a failed build."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from common.base.cache import cache_directory
 
-OLDEST_GCC = 11  # the first with what days and the CPU backend use of C++20
+OLDEST_GCC = 11  # the first with the C++20 features of the days and the CPU backend
 INSTALL = "on Debian or Ubuntu: sudo apt-get install"
 INSTALL_COMPILER = f"{INSTALL} g++ (version {OLDEST_GCC} or later)"
 
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
-# As g++, and collect2, which starts the linker for it, say it.
+# Messages of g++, and of collect2, which starts the linker for it.
 _MISSING = re.compile(
     r"(?:cannot execute|error trying to exec|cannot find) [‘'](as|ld|cc1plus)[’']"
 )
@@ -28,15 +28,15 @@ _PROGRAMS = {
 
 
 class Obstacle(NamedTuple):
-    """what: is wrong, in a few words. fix: where, and what to do about it."""
+    """A fault of the machine. what: a short description. fix: the remedy, and its place."""
 
     what: str
     fix: str
 
 
 def obstacle(message: str) -> Obstacle | None:
-    """Return what is wrong with the machine, where the message of a failed build shows it; None
-    where the fault is the source's."""
+    """Return the fault of the machine that the message of a failed build shows, None if the source
+    is at fault."""
     if _FULL.search(message):
         return full_disk()
     if found := _MISSING.search(message):
@@ -51,7 +51,7 @@ def obstacle(message: str) -> Obstacle | None:
 
 
 def full_disk() -> Obstacle:
-    """Return what to say of a full disk: which folders builds write to, and how to move them."""
+    """Return the obstacle of a full disk: folders that builds write to, and how to move them."""
     cache, temporary = cache_directory(), temporary_folder()
     return Obstacle(
         "the disk is full",
@@ -62,12 +62,12 @@ def full_disk() -> Obstacle:
 
 
 def temporary_folder() -> Path:
-    """Return where compilers write, which, unlike Python, take TMPDIR even where it is full."""
+    """Return the folder for compilers: unlike Python, they use TMPDIR even if it is full."""
     chosen = os.environ.get("TMPDIR", "")
     return Path(chosen if os.path.isdir(chosen) else tempfile.gettempdir())
 
 
 def _free(folder: Path) -> str:
-    """Return how much room there is on the disk of a folder, which need not exist yet."""
+    """Return the free space on the disk of a folder, which need not exist yet."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return f"{shutil.disk_usage(there).free / 1e6:.0f} MB"

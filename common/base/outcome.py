@@ -1,4 +1,4 @@
-"""What happened to a rung and to a day: plain data, sent from worker to runner as JSON."""
+"""Hold the outcomes of a rung and of a day: plain data, sent from worker to runner as JSON."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ PASS: Status = "PASS"
 FAIL: Status = "FAIL"
 SKIP: Status = "SKIP"
 
-# A reason for FAIL that more than one module knows.
+# A reason for FAIL that several modules use.
 WRITTEN_OUTSIDE = "memory outside its tensors was written"
 
 ABOVE_CEILING = 1.15  # of the copy's bandwidth; reading alone reaches 1.06
 
 
 class Skip(Exception):
-    """Raised by a day.py, or by a rung's `load`, where something optional is missing.
+    """Raised by a day.py, or by a rung's `load`, if something optional is missing.
 
-    The message says what, and the command that installs it.
+    The message names it, and the command that installs it.
     """
 
 
 class Mistake(Exception):
-    """Raised by what a rung's `load` returns, where it sees that the rung did wrong.
+    """Raised by the result of a rung's `load`, if it detects an error of the rung.
 
-    The message is the failure: a line that says what is wrong, then lines that explain it.
+    The message is the failure: one line that names it, then lines that explain it.
     """
 
 
@@ -37,15 +37,13 @@ class Timing:
     """A measured time on the timing case.
 
     case: the case, as text. ms: median of one call. spread: half the interquartile range over the
-    median. samples: how many were taken. gbs: GB/s (1e9) of the declared bytes. tflops: of the
-    declared operations. bound: the ceiling it is held against ("copy", "read", "fp32",
-    "int32", "tensor", "int8", "fp8"), share: the rate over that ceiling (None where none is known,
-    as on the CPU).
-    pytorch_ms: the same in PyTorch, and libraries: in other libraries, ms by name, all interleaved
-    with it.
+    median. samples: their number. gbs: GB/s (1e9) of the declared bytes. tflops: of the declared
+    operations. bound: the ceiling it is compared with ("copy", "read", "fp32", "int32", "tensor",
+    "int8", "fp8"), share: the rate over that ceiling (None if unknown, as on the CPU). pytorch_ms:
+    the same in PyTorch, and libraries: in other libraries, ms by name, all interleaved with it.
     host_us: microseconds of the host per call of a small case, until it returns, and
-    pytorch_host_us: those of PyTorch's call; None where they were not measured, as on the CPU.
-    note: how it was timed ("events", "graph of 32 calls", "host clock").
+    pytorch_host_us: those of PyTorch's call; None if they were not measured, as on the CPU. note:
+    how it was timed ("events", "graph of 32 calls", "host clock").
     """
 
     case: str
@@ -64,9 +62,9 @@ class Timing:
 
     @property
     def best_library(self) -> tuple[str, float] | None:
-        """Name and ms of the fastest library; None where none was timed.
+        """Return the name and ms of the fastest library; None if none was timed.
 
-        A time that would mean a rate above the ceiling is no baseline: it did not do the work.
+        A time that implies a rate above the ceiling is ignored: the library did not do the work.
         """
         found = sorted(self.libraries.items(), key=lambda item: item[1])
         if self.share is not None:
@@ -78,17 +76,16 @@ class Timing:
 class RungOutcome:
     """One line of the report.
 
-    status: PASS, FAIL or SKIP; reason: why, where it is not PASS; details: lines that explain a
-    failure; checked: number of cases; bad_inputs: how many were tried; remarks: what a user should
-    know of it, as what was not tried and why. asides: how it was checked, of interest to who writes
-    the day: shown by --verbose. build_s: seconds that its build took, where it has one of its own.
-    findings: what the CPU backend's tracer found, each {"what": …, "places": two, "summary": a
-    line, "details": lines}. counts: of its accesses to memory, by line, where these were counted
-    (common.cpu.findings.LineCounts). kernels: the counters of each by Nsight Compute's names, where
-    these were counted or measured, in the order of the launches (common.bench.counters.Kernel).
-    further: it goes beyond the day's main line. example: of a wrong result, lines that show one
-    tiny case in full (common/check/tiny_case.py). drawing: of its launches, where these were drawn
-    (common.report.drawn_call.DrawnCall).
+    status: PASS, FAIL or SKIP; reason: why, if not PASS; details: lines that explain a failure;
+    checked: number of cases; bad_inputs: number tried; remarks: notes for a user, such as a skipped
+    check and why. asides: notes for the day's author on how it was checked, shown by --verbose.
+    build_s: seconds of a custom build. findings: of the CPU backend's tracer, each {"what": …,
+    "places": two, "summary": a line, "details": lines}. counts: its memory accesses by line, if
+    they were counted (common.cpu.findings.LineCounts). kernels: the counters of each by Nsight
+    Compute's names, if they were counted or measured, in the order of the launches
+    (common.bench.counters.Kernel). further: it belongs to the part beyond the day's main line.
+    example: lines that show one tiny case of a wrong result in full (common/check/tiny_case.py).
+    drawing: of its launches, if they were drawn (common.report.drawn_call.DrawnCall).
     """
 
     problem: str
@@ -113,7 +110,7 @@ class RungOutcome:
     drawing: dict[str, Any] = field(default_factory=dict)
 
     def without_time(self) -> RungOutcome:
-        """Return the outcome with no time: one on the CPU backend says nothing of a GPU's."""
+        """Return the outcome without a time: one on the CPU backend does not predict a GPU's."""
         return replace(self, timing=None, target_met=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -121,7 +118,7 @@ class RungOutcome:
 
     @staticmethod
     def from_json(data: Any, place: str = "") -> RungOutcome:
-        """Return the outcome that `to_json` gave. Raises PlainError, naming the field."""
+        """Return the outcome from the data of `to_json`. Raise PlainError, naming the field."""
         outcome: RungOutcome = decode(RungOutcome, data, place)
         return outcome
 
@@ -131,9 +128,9 @@ class DayOutcome:
     """A day's run: its rungs, or the reason why there are none.
 
     status: FAIL if any rung failed or the day did not build, crashed or hung; SKIP if every rung
-    was skipped. build_s, run_s: seconds, without those that it waited for its turn. spent: seconds
-    of the run by what was done, "waiting" among it. output: what the day printed, its middle left
-    out where it is long. files: those that its `show` made, texts by name.
+    was skipped. build_s, run_s: seconds, without those of waiting for its turn. spent: seconds of
+    the run by activity, including "waiting". output: the day's output, without its middle part if
+    it is long. files: of its `show`, texts by name.
     """
 
     number: int
@@ -150,7 +147,7 @@ class DayOutcome:
     files: dict[str, str] = field(default_factory=dict)
 
     def without_times(self) -> DayOutcome:
-        """Return the outcome with no times, see `RungOutcome.without_time`."""
+        """Return the outcome without times, see `RungOutcome.without_time`."""
         return replace(self, rungs=[rung.without_time() for rung in self.rungs])
 
     def to_json(self) -> dict[str, Any]:
@@ -158,6 +155,6 @@ class DayOutcome:
 
     @staticmethod
     def from_json(data: Any, place: str = "") -> DayOutcome:
-        """Return the outcome that `to_json` gave. Raises PlainError, naming the field."""
+        """Return the outcome from the data of `to_json`. Raise PlainError, naming the field."""
         outcome: DayOutcome = decode(DayOutcome, data, place)
         return outcome

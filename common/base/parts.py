@@ -1,4 +1,4 @@
-"""The parts of the course: which days belong together."""
+"""The parts of the course, each a range of days."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """A run of days. first, last: their numbers."""
+    """A range of days. first, last: their numbers."""
 
     number: int
     name: str

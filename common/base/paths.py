@@ -1,4 +1,4 @@
-"""Where the repository and its days are."""
+"""Paths of the repository and its days."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Plain data, as JSON gives it, decoded into dataclasses and checked completely.
+"""Decode plain data, as from JSON, into dataclasses and check it completely.
 
-A report may come from another machine: nothing of it is used before all of it has been checked.
+A report may come from another machine, so it is checked completely before it is used.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 LONGEST = 1 << 20  # characters of one text
-LARGEST = 2**63  # of a whole number
+LARGEST = 2**63  # limit of an integer
 
 
 class PlainError(ValueError):
-    """Data is not of the declared type; the message names the field, its value and the type."""
+    """Data of another type than declared; the message names the field, its value and the type."""
 
 
 def parse(text: str) -> Any:
-    """Return what the JSON text holds.
+    """Return the data of a JSON text.
 
-    Raises PlainError for text that is no JSON, for NaN and infinities, which JSON does not have,
-    and for what is nested too deeply for Python's stack.
+    Raise PlainError for text that is not JSON, for NaN and infinities, which JSON excludes, and for
+    data nested too deeply for Python's stack.
     """
     try:
         return json.loads(text, parse_constant=_no_constant)
@@ -42,9 +42,9 @@ def decode(kind: Any, data: Any, place: str = "") -> Any:
     """Return `data` as a `kind`: a dataclass, or a type made of list, dict, tuple, |, Literal, Any,
     str, int, float, bool and None.
 
-    place: the name of `data` in messages, e.g. "days[3].rungs[0]". Raises PlainError, naming the
-    field, for a wrong type, an unknown or missing field, a number that is not finite, a whole
-    number beyond 64 bits, and a text of more than LONGEST characters.
+    place: the name of `data` in messages, e.g. "days[3].rungs[0]". Raise PlainError, naming the
+    field, for a wrong type, an unknown or missing field, a number that is not finite, an integer
+    beyond 64 bits, and a text of more than LONGEST characters.
     """
     if is_dataclass(kind) and isinstance(kind, type):
         return _decode_fields(kind, data, place)
@@ -91,7 +91,7 @@ def _decode_scalar(kind: Any, data: Any, place: str) -> Any:
         _require(whole and abs(data) < LARGEST, "a whole number of 64 bits", data, place)
     elif kind is float:
         number = isinstance(data, int | float) and not isinstance(data, bool)
-        # Of a whole number beyond 64 bits math.isfinite may raise.
+        # math.isfinite may raise for an integer beyond 64 bits.
         finite = number and abs(data) < LARGEST and math.isfinite(data)
         _require(finite, "a finite number", data, place)
         return float(data)

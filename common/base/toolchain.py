@@ -1,7 +1,7 @@
-"""What this machine builds and runs with: GPU, compilers, CUDA toolkit. Finds, never installs.
+"""Find the GPU, compilers and CUDA toolkit of this machine, without installing anything.
 
-Neither torch nor CUDA is initialised here: a process that has touched CUDA cannot fork workers,
-so the GPU is queried in a process of its own.
+Neither torch nor CUDA is initialised here: a process that has touched CUDA cannot fork workers, so
+the GPU is queried in a separate process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from common.base.cache import Entry, cache_directory, cached, digest
 from common.base.obstacle import INSTALL, INSTALL_COMPILER, obstacle
 from common.base.paths import ROOT
 
-# A way of building the CPU backend's runtime and what runs on it. "plain" is for running and
-# timing, "debug" for a debugger: nothing is optimised away. The others watch memory: "address" by
+# A build variant of the CPU backend's runtime and its programs. "plain" is for running and
+# timing, "debug" for a debugger, without optimisation. The others watch memory: "address" by
 # the compiler's address sanitizer, with local variables that begin with a pattern; "zeroed" is the
 # same with zeros; "trace" calls the runtime at every access.
 Variant = Literal["plain", "debug", "address", "zeroed", "trace"]
@@ -52,17 +52,17 @@ print(json.dumps({"gpus": gpus, "driver": driver.value}))
 
 _PROCESS = Path("/proc/self")
 
-# Architectures whose newest instructions exist only in the "a" variant of the target.
+# Architectures whose newest instructions require the "a" variant of the target.
 _ARCH_SPECIFIC = {"9.0", "10.0", "10.3", "12.0"}
 
 
 class ToolchainError(Exception):
-    """Something needed is missing or unfit; the message says what, and how to fix it."""
+    """Something needed is missing or unsuitable; the message names it and its fix."""
 
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit: home (with bin/nvcc), its version ("13.0"), and where it was found."""
+    """A CUDA toolkit: home (with bin/nvcc), its version ("13.0"), and its origin."""
 
     home: Path
     version: str
@@ -89,14 +89,13 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Platform:
-    """Where days are built and run.
+    """The platform that days are built for and run on.
 
-    device: "cuda" or "cpu". gpu, arch, driver: "" on the CPU. gpus: how many GPUs there are.
-    compiler: path of the host C++ compiler. toolkit: None on a CPU without nvcc.
-    cuda_include: directory of the CUDA headers, which the CPU backend needs too.
-    torch: version of the installed torch, e.g. "2.13.0+cpu". variant: how the CPU backend builds.
-    model: the card that the CPU backend plays ("8.6"), "" where none was chosen.
-    note: what the user should know of the choice of compiler, or "".
+    device: "cuda" or "cpu". gpu, arch, driver: "" on the CPU. gpus: number of GPUs. compiler: path
+    of the host C++ compiler. toolkit: None on a CPU without nvcc. cuda_include: directory of the
+    CUDA headers, which the CPU backend needs too. torch: version of the installed torch, e.g.
+    "2.13.0+cpu". variant: build variant of the CPU backend. model: the card that the CPU backend
+    simulates ("8.6"), "" for its default. note: for the user, on the choice of compiler, or "".
     """
 
     device: str
@@ -123,7 +122,7 @@ class Platform:
 
 
 def sm(arch: str) -> str:
-    """Return "9.0a" -> "90a". Raises ToolchainError for what is no architecture."""
+    """Return "9.0a" as "90a". Raise ToolchainError for an invalid architecture."""
     match = re.fullmatch(r"(\d+)\.(\d)([af]?)", arch)
     if not match:
         raise ToolchainError(
@@ -134,7 +133,7 @@ def sm(arch: str) -> str:
 
 @cache
 def find_gpus() -> Gpus:
-    """Return the GPUs, queried in a process of its own. `problem` says why there are none."""
+    """Return the GPUs, queried in a separate process. `problem` is the reason if there are none."""
     try:
         probe = subprocess.run(
             [sys.executable, "-S", "-c", _PROBE], capture_output=True, text=True, timeout=60
@@ -177,8 +176,8 @@ def _toolkit(home: Path, origin: str) -> Toolkit | None:
 
 
 def _home_of_path_nvcc() -> Path | None:
-    """Return the toolkit behind the nvcc on PATH, which may be a link or a script: ask nvcc
-    itself."""
+    """Return the toolkit of the nvcc on PATH. It may be a link or a script, so nvcc itself is
+    queried."""
     nvcc = shutil.which("nvcc")
     if not nvcc:
         return None
@@ -191,10 +190,10 @@ def _home_of_path_nvcc() -> Path | None:
 
 @cache
 def find_toolkit() -> Toolkit | None:
-    """Return CUDA_HOME (or CUDA_PATH), else the nvcc on PATH, else the wheels. None if there is
-    none.
+    """Return CUDA_HOME (or CUDA_PATH), else the toolkit of the nvcc on PATH, else the wheels', else
+    None.
 
-    Raises ToolchainError if CUDA_HOME is set to something that is no toolkit.
+    Raise ToolchainError if CUDA_HOME is set, but is not a toolkit.
     """
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if home := os.environ.get(variable):
@@ -214,7 +213,7 @@ def find_toolkit() -> Toolkit | None:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A host C++ compiler. path, version (a line). note: why it is not the requested one, or ""."""
+    """A host C++ compiler. path, version (a line). note: why it replaces another one, or ""."""
 
     path: str
     version: str
@@ -223,9 +222,9 @@ class Compiler:
 
 @cache
 def find_compiler() -> Compiler:
-    """Return the host C++ compiler that builds: CXX, else the first of c++, g++, clang++ that can.
+    """Return the host C++ compiler for builds: CXX, else the first usable one of c++, g++, clang++.
 
-    A compiler that cannot build what PyTorch loads is passed over, and `note` says so. Raises
+    A compiler that cannot build libraries for PyTorch is skipped, and `note` reports it. Raise
     ToolchainError if there is none.
     """
     requested = os.environ.get("CXX")
@@ -261,8 +260,8 @@ def _compiler_version(path: str) -> str:
 def compiler_unfit(path: str, version: str) -> str:
     """Return why days cannot be built with this compiler; "" if they can.
 
-    A tiny library is built once for each compiler and assembler, and that it can is remembered. One
-    that cannot is tried again: what it lacks may have been installed since.
+    A tiny library is built once for each compiler and assembler, and its success is cached. After a
+    failure it is tried again, since a missing part may have been installed.
     """
     parts = [path, version, str(os.stat(path).st_mtime), str(shutil.which("as"))]
     entry = Entry("compiler", digest(parts), "fit", 8)
@@ -282,7 +281,7 @@ def compiler_unfit(path: str, version: str) -> str:
 
 
 class _Unfit(Exception):
-    """The compiler cannot build what PyTorch loads; the message says why."""
+    """The compiler cannot build libraries for PyTorch; the message contains the reason."""
 
 
 def _try_compiler(path: str) -> str:
@@ -290,7 +289,7 @@ def _try_compiler(path: str) -> str:
         source, library = Path(folder) / "try.cpp", Path(folder) / "try.so"
         source.write_text(_TRIAL)
         command = [path, "-std=c++20", "-shared", "-fPIC", str(source), "-o", str(library)]
-        english = {**os.environ, "LC_ALL": "C"}  # which `obstacle` reads
+        english = {**os.environ, "LC_ALL": "C"}  # for `obstacle`
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=english)
         if done.returncode != 0:
             if found := obstacle(done.stderr):
@@ -298,7 +297,7 @@ def _try_compiler(path: str) -> str:
             said = done.stderr.strip().splitlines() or ["no message"]
             errors = [line for line in said if "error" in line]
             return f"does not build C++20: {(errors or said)[-1]}"
-        # The name of a library that the loader must find stands in the file as it is.
+        # The file contains the literal name of each library that the loader must find.
         if b"libstdc++.so" not in library.read_bytes():
             return (
                 "links a C++ runtime of its own into every library; PyTorch uses libstdc++.so, and "
@@ -309,8 +308,8 @@ def _try_compiler(path: str) -> str:
 
 @cache
 def torch_version() -> str:
-    """Return version of the installed torch without importing it. Raises ToolchainError if
-    absent."""
+    """Return the version of the installed torch without importing it. Raise ToolchainError without
+    torch."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -331,10 +330,10 @@ def torch_cuda() -> str:
 
 
 def cuda_headers() -> Path:
-    """Return directory of the CUDA headers for the CPU backend: the wheels' (their version is
-    pinned), else the toolkit's. Raises ToolchainError if there are none."""
+    """Return the directory of the CUDA headers for the CPU backend: the wheels' (their version is
+    pinned), else the toolkit's. Raise ToolchainError if there are none."""
     wheel = _wheel_home()
-    if wheel and (wheel / "include" / "crt" / "host_config.h").is_file():  # a wheel of its own
+    if wheel and (wheel / "include" / "crt" / "host_config.h").is_file():  # from a separate wheel
         return wheel / "include"
     if toolkit := find_toolkit():
         return toolkit.include
@@ -370,9 +369,8 @@ VARIANT_VARIABLE = "HUNDRED_DAYS_VARIANT"
 
 
 def leave_preload() -> None:
-    """Remove a preloaded library from the environment: called first in a process that `--sanitize`
-    started: what was preloaded into it is not for the compilers and other programs that it starts.
-    """
+    """Remove a preloaded library from the environment. Call this first in a process started by
+    `--sanitize`, so that compilers and other programs that it starts do not get the library."""
     if VARIANT_VARIABLE in os.environ:
         os.environ.pop("LD_PRELOAD", None)
 
@@ -389,7 +387,7 @@ def _variant() -> Variant:
 
 def _check_path(path: Path, refused: str, fix: str) -> None:
     """Raise ToolchainError for a path that ninja's files, or the linker's -Wl and -rpath, would
-    take for something else."""
+    misinterpret."""
     wrong = [letter for letter in refused if letter in str(path)]
     if wrong or any("\udc80" <= letter <= "\udcff" for letter in str(path)):
         what = repr(wrong[0]) if wrong else "a byte that is no UTF-8"
@@ -398,9 +396,9 @@ def _check_path(path: Path, refused: str, fix: str) -> None:
 
 @cache
 def detect(device: str = "auto") -> Platform:
-    """Return the platform for `device`: "cuda", "cpu", or "auto" (the GPU where there is one).
+    """Return the platform for `device`: "cuda", "cpu", or "auto" (the GPU if there is one).
 
-    Raises ToolchainError if something needed is missing. Does not initialise CUDA.
+    Raise ToolchainError if something needed is missing. Does not initialise CUDA.
     """
     if device not in ("auto", "cuda", "cpu"):
         raise ToolchainError(f"--device: {device!r} is unknown; choose auto, cuda or cpu")

@@ -1,4 +1,4 @@
-"""What became of a mutant of a day's source, and a day's score: plain data."""
+"""Hold the outcome of a mutant of a day's source, and a day's score, as plain data."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SURVIVED: Status = "survived"
 EQUIVALENT: Status = "equivalent"
 STILLBORN: Status = "stillborn"
 
-GOAL = 0.95  # of the mutants that are not equivalent, to be killed on every day
+GOAL = 0.95  # of the mutants that are not equivalent, killed on every day
 
 
 @dataclass
 class Verdict:
-    """What became of one mutant.
+    """The outcome of one mutant.
 
     identity: see `common.practice.mutants.derive.Mutant`. kind, source, line: of the change.
     status: KILLED, SURVIVED, EQUIVALENT or STILLBORN (it does not compile). by: what killed it
     ("result", "bad input", "crash", "sanitizer: races", …), or for EQUIVALENT "declared" or "same
-    machine code". rung: the rung whose check killed it. reason, details: the check's words, the
-    compiler's, or why it is equivalent. build_s, check_s: seconds. stored: it is from an earlier
-    run with the same sources.
+    machine code". rung: the rung whose check killed it. reason, details: the message of the check
+    or the compiler, or why it is equivalent. build_s, check_s: seconds. stored: it is from an
+    earlier run with the same sources.
     """
 
     identity: str
@@ -47,11 +47,11 @@ class Verdict:
 
 @dataclass
 class Score:
-    """A day's mutants, counted.
+    """Counts of a day's mutants.
 
-    day: its number. made: those that were tried and compile. killed: how many, by what. equivalent:
-    how many. survived: identities. complete: all of the day's standard mutants were tried. date: of
-    the run.
+    day: its number. made: mutants that were tried and compile. killed: numbers by killer.
+    equivalent: number. survived: identities. complete: all of the day's standard mutants were
+    tried. date: of the run.
     """
 
     day: int
@@ -64,12 +64,12 @@ class Score:
 
     @property
     def counted(self) -> int:
-        """Return the mutants that are not equivalent."""
+        """Return the number of mutants that are not equivalent."""
         return self.made - self.equivalent
 
     @property
     def rate(self) -> float:
-        """Return the share of these that is killed; 1 where there are none."""
+        """Return the killed share of these; 1 if there are none."""
         return sum(self.killed.values()) / self.counted if self.counted else 1.0
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Score:
 
 
 def score(day: int, verdicts: Sequence[Verdict], complete: bool = False, date: str = "") -> Score:
-    """Count a day's verdicts."""
+    """Return the score of a day's verdicts."""
     killed = Counter(v.by for v in verdicts if v.status == KILLED)
     return Score(
         day,

@@ -1,4 +1,4 @@
-"""Where something was measured: the machine and the versions, as stored with results."""
+"""Describe the machine and the versions of a measurement, as stored with results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WHERE = (
 
 
 def where(platform: Platform) -> dict[str, str]:
-    """Return the machine, versions and today's date, each as text; "" where it does not apply.
+    """Return the machine, versions and today's date, each as text; "" for one that does not apply.
 
-    "model", the card that the CPU backend plays, is there only where one was chosen.
+    "model", the card that the CPU backend simulates, is present only if one was chosen.
     """
     cuda = platform.device == "cuda"
     model = {"model": platform.model} if platform.model else {}
@@ -43,7 +43,7 @@ def where(platform: Platform) -> dict[str, str]:
 
 
 def driver() -> str:
-    """Return the NVIDIA driver's version, e.g. "580.95.05"; "" where the system does not tell."""
+    """Return the NVIDIA driver's version, e.g. "580.95.05"; "" if unknown."""
     file = Path("/proc/driver/nvidia/version")
     text = file.read_text(errors="replace") if file.is_file() else ""
     match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
@@ -51,7 +51,7 @@ def driver() -> str:
 
 
 def processor() -> str:
-    """Return the processor's name and the cores this process may use, e.g. "AMD EPYC 9354, 2
+    """Return the processor's name and the cores that this process may use, e.g. "AMD EPYC 9354, 2
     cores"."""
     name = machine.processor() or machine.machine()
     info = Path("/proc/cpuinfo")
@@ -81,7 +81,7 @@ def device_name(where: dict[str, str]) -> str:
 
 
 def versions(where: dict[str, str]) -> str:
-    """Return what it was measured with and when, in a line."""
+    """Return the versions and the date of a measurement, in a line."""
     if where["device"] == "cuda":
         driver = where["driver"] or f"for CUDA {where['driver_cuda']}"
         return f"driver {driver}, nvcc {where['nvcc']}, torch {where['torch']}, {where['date']}"

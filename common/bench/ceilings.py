@@ -1,8 +1,8 @@
-"""What the GPU can do at most: measured, kept by GPU, held beside every rung's rate.
+"""Measure the GPU's maximum rates, keep them by GPU, and compare every rung's rate with them.
 
-Day 50's kernels measure it, and a run of that day on a GPU keeps what they find (`raise_ceilings`).
-Until then PyTorch's operators measure it, since a first run of another day should not wait for the
-build of day 50.
+Day 50's kernels measure them, and a run of that day on a GPU stores the results (`raise_ceilings`).
+Until then PyTorch's operators measure them, since a first run of another day should not wait for
+the build of day 50.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ GIB = 1 << 30
 class Ceilings:
     """Measured maxima of one GPU.
 
-    copy: GB/s of a device-to-device copy, bytes read plus bytes written. read: GB/s of a sum.
-    fp32, int32: TFLOP/s of independent multiply-adds in that type. tensor: TFLOP/s of a large bf16
-    product, int8 and fp8 of one in those types (fp8: 0 where the GPU has none).
-    l2_bytes: size of the second-level cache.
+    copy: GB/s of a device-to-device copy, bytes read plus bytes written. read: GB/s of a sum. fp32,
+    int32: TFLOP/s of independent multiply-adds in that type. tensor: TFLOP/s of a large bf16
+    product, int8 and fp8 of one in those types (fp8: 0 if the GPU does not support it). l2_bytes:
+    size of the second-level cache.
     """
 
     copy: float
@@ -43,7 +43,7 @@ class Ceilings:
 
 
 def ceilings(cache: Path) -> Ceilings:
-    """Return the current GPU's ceilings: from `cache` (a directory) if measured there before."""
+    """Return the current GPU's ceilings, from `cache` (a directory) if they are stored there."""
     file = _file(cache)
     if file.is_file():
         return Ceilings(**json.loads(file.read_text()))
@@ -53,11 +53,11 @@ def ceilings(cache: Path) -> Ceilings:
 
 
 def raise_ceilings(found: Mapping[str, float], cache: Path) -> None:
-    """Keep the rates of day 50's kernels as the current GPU's ceilings from now on.
+    """Store the rates of day 50's kernels as the current GPU's ceilings.
 
-    found: rates by field of Ceilings, in its units. Where PyTorch's operator reached more, that
-    stays the ceiling: a maximum is the most that was seen.
-    Raises KeyError for a name that is none of Ceilings.
+    found: rates by field of Ceilings, in its units. If PyTorch's operator reached more, its rate
+    stays the ceiling, since a maximum is the highest observed rate. Raise KeyError for a name that
+    is not a field of Ceilings.
     """
     known = asdict(ceilings(cache))
     _keep(_file(cache), Ceilings(**known | {k: max(known[k], v) for k, v in found.items()}))
@@ -92,7 +92,7 @@ def measure() -> Ceilings:
     n = 8192
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     tensor = 2 * n**3 / _best_seconds(lambda: a @ b) / 1e12
-    # Random, as the others are: a product of equal numbers needs less power.
+    # Random like the others, since a product of equal numbers needs less power.
     a, b = (torch.randint(-128, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
     int8 = 2 * n**3 / _best_seconds(lambda: torch._int_mm(a, b.T)) / 1e12
     fp8 = 0.0
@@ -105,8 +105,7 @@ def measure() -> Ceilings:
 
 
 def _multiply_adds(dtype: torch.dtype) -> float:
-    """Return TFLOP/s of multiply-adds, two operations each, in chains that do not wait for one
-    another."""
+    """Return TFLOP/s of multiply-adds, two operations each, in independent chains."""
     steps, chains = 2048, 8  # eight per thread hide the latency of one
     factor = "T(0.999)" if dtype.is_floating_point else "T(3)"
     names = [f"c{i}" for i in range(chains)]
@@ -126,7 +125,7 @@ def _multiply_adds(dtype: torch.dtype) -> float:
 
 
 def _best_seconds(call: Callable[[], object], repeats: int = 20) -> float:
-    """Return the shortest of some calls."""
+    """Return the shortest time of several calls."""
     for _ in range(3):
         call()
     return min(gpu_times(call, repeats))

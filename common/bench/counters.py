@@ -1,6 +1,6 @@
-"""Counters of a day's kernels by `run_day.py N --profile`, for the day's `show`.
+"""Read counters of a day's kernels by `run_day.py N --profile`, for the day's `show`.
 
-They have the names of Nsight Compute, on the CPU backend too, where some of them are counted.
+They have the names of Nsight Compute, also on the CPU backend, which counts some of them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ SECTORS = {
     )
     for access, short in (("load", "ld"), ("store", "st"))
 }
-# Passes over the banks of shared memory, and what they would be without bank conflicts.
+# Passes over the banks of shared memory, and their number without bank conflicts.
 WAVEFRONTS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
 
 STORED = "counters.json"  # in results/show of a day: the last column of each device
-LIMIT = 10  # seconds for a day on a GPU; a tool may take ten times as many, less than `show` may
+LIMIT = 10  # seconds for a day on a GPU; a tool may take ten times as long, `show` even longer
 COLUMNS = {"cpu": "CPU backend", "cuda": "ncu"}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that a rung launched. counters: values by the names of Nsight Compute."""
+    """A kernel that a rung launched. counters: values by Nsight Compute's names."""
 
     name: str
     counters: dict[str, float]
 
     def ratio(self, over: str, under: str) -> float:
-        """Return one counter over another one; 0 where both are. Raises NotCounted where one is
-        missing, for this GPU or this version of ncu may not have it."""
+        """Return one counter divided by another; 0 if that is 0. Raise NotCounted if one is
+        missing, as on some GPUs and with some versions of ncu."""
         for name in (over, under):
             if name not in self.counters:
                 raise NotCounted(f"{self.name} has no counter {name}")
@@ -51,14 +51,14 @@ class Kernel:
 
 
 class NotCounted(Exception):
-    """The profiler gave no counters; the message says why."""
+    """The profiler gave no counters; the message contains the reason."""
 
 
 def profiled(folder: Path, device: str, quick: bool) -> list[Kernel]:
     """Return the kernels of the day in `folder`, in the order of its rungs.
 
-    device: "cpu" or "cuda". quick: on a GPU, the small timing cases, which are the CPU's. Raises
-    NotCounted where a rung gives no counters, or where it takes too long.
+    device: "cpu" or "cuda". quick: on a GPU, use the CPU's small timing cases. Raise NotCounted if
+    a rung gives no counters, or takes too long.
     """
     with tempfile.TemporaryDirectory(prefix="counters-") as temporary:
         report = Path(temporary, "report.json")
@@ -82,12 +82,12 @@ def counted_columns(
     rows: Callable[[Sequence[Kernel]], dict[str, Any]],
     quick: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Return the columns "CPU backend" and "ncu" of a day's table, where they are known: that of
-    this device taken anew, the other one as it is stored in the day's counters.json.
+    """Return the known columns "CPU backend" and "ncu" of a day's table: that of this device
+    measured now, the other one from the day's counters.json.
 
-    rows: makes the column from the kernels, values by the name of the row. quick: see
-    `profiled`. Raises NotCounted where the CPU backend gives no counters. Where a GPU gives none,
-    says why, and keeps the stored ones.
+    rows: returns a column from the kernels, values by the name of the row. quick: see `profiled`.
+    Raise NotCounted if the CPU backend gives no counters. If a GPU gives none, print the reason,
+    and keep the stored column.
     """
     stored = folder / "results" / "show" / STORED
     columns = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}

@@ -1,8 +1,8 @@
-"""Measures what a call costs the host: the time until it returns, when its kernels are launched.
+"""Measure a call's cost on the host: the time until it returns, with its kernels launched.
 
-Many calls of a small case follow each other, and only then is the GPU waited for: its queue is
-long enough for all of them, so the GPU is never what a call waits for. A small model, or a model
-that writes one token at a time, spends most of its time in this.
+Many calls of a small case follow each other, and only then does the host synchronise with the GPU,
+whose queue is long enough for all of them, so that no call waits for the GPU. A small model, or a
+model that writes one token at a time, spends most of its time on this cost.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ def host_microseconds(
     prepared: Callable[[Call, tuple[Any, ...]], Call],
     fallback: Callable[[], str],
 ) -> dict[str, float]:
-    """Return the host's microseconds per call of each of `calls`, by name.
+    """Return the host's microseconds per call of each of `calls`, by name; {} if no case fits.
 
-    calls: rungs, and PyTorch's own call. They are called on the smallest case of the timed dtype
-    that all of them take, an operator by its only overload, which a caller can look up once.
-    Unless a call needs gradients, that is in inference mode. prepared: makes of a call what is
-    timed, such as a step of training. fallback: see `time_problem`; a case for which a rung falls
-    back is not taken. Empty where there is no such case.
+    calls: rungs, and PyTorch's call. They are called on the smallest case of the timed dtype that
+    all of them take, an operator by its only overload, which a caller can look up once; in
+    inference mode, unless a call needs gradients. prepared: turns a call into the timed one, such
+    as a training step. fallback: see `time_problem`; a case on which a rung falls back is not used.
     """
     for mode in (nullcontext,) if problem.gradients else (torch.inference_mode, nullcontext):
         with mode():
@@ -56,8 +55,8 @@ def host_microseconds(
 
 
 def _small_cases(problem: Problem, device: str) -> Iterator[Case]:
-    """Return the cases of the timed dtype that have elements, the smallest first, and the timed
-    one."""
+    """Yield the ordinary cases of the timed dtype that have elements, the smallest first, then the
+    timed one."""
     timed = problem.timing_case(device)
     of_dtype = [case for case in problem.cases if case.dtype == timed.dtype]
     usual = [case for case in of_dtype if case.values == "normal" and math.prod(case.shape) > 0]
@@ -74,7 +73,7 @@ def _bind(call: Call, inputs: tuple[Any, ...]) -> Call:
 
 
 def _all_take_it(calls: Mapping[str, Call], backend: Backend, fallback: Callable[[], str]) -> bool:
-    """Return whether every call runs, by kernels of its own."""
+    """Return True if every call runs, without a fallback to another rung's kernel."""
     fallback()
     for call in calls.values():
         try:
@@ -89,7 +88,7 @@ def _all_take_it(calls: Mapping[str, Call], backend: Backend, fallback: Callable
 
 def host_times(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Return the host's microseconds per call of each of `calls`, by name: the median of bursts,
-    which take turns. Without a GPU that is the time of all that a call does."""
+    which take turns. Without a GPU it is the whole time of a call."""
     repeats = {name: _repeats(call) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     collecting = gc.isenabled()
@@ -115,7 +114,7 @@ def _synchronize() -> None:
 
 
 def _repeats(call: Callable[[], object]) -> int:
-    """Return how many calls a burst has, after a few that are not timed."""
+    """Return the number of calls per burst, after a few untimed calls."""
     for _ in range(3):
         call()
     _synchronize()

@@ -1,4 +1,4 @@
-"""What a day's `show` measures and prints beside its rungs: memory, single times, tables."""
+"""Measure and print memory, single times and tables for a day's `show`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 
 
 def peak_memory(call: Callable[[], object]) -> int:
-    """Return bytes of GPU memory that a call takes at its peak, its results included; 0 without a
-    GPU."""
+    """Return the peak of a call's GPU memory in bytes, its results included; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0
     torch.cuda.synchronize()
@@ -31,10 +30,10 @@ HEAD_START = 2_000_000  # clock cycles, about 1 ms: longer than it takes to laun
 
 
 def seconds(call: Callable[[], object], repeats: int = 10) -> float:
-    """Return median of a call's time: by events of the GPU, and without one by the host's clock.
+    """Return the median time of a call: by the GPU's events or, without a GPU, by the host's clock.
 
-    For a table of a day's own. Rungs are timed by the runner, with the caches emptied. The GPU is
-    kept busy until the call's launches are queued, so that they follow each other at once.
+    For a table in a day's `show`. The runner times rungs, with the caches emptied. The GPU is kept
+    busy until the call's launches are queued, so that they follow each other immediately.
     """
     call()
     if torch.cuda.is_available():
@@ -48,7 +47,7 @@ def seconds(call: Callable[[], object], repeats: int = 10) -> float:
 
 
 def wake_gpu(busy: float = 0.3) -> None:
-    """Keep the GPU busy for so many seconds. One that was idle moves about a tenth fewer bytes per
+    """Keep the GPU busy for `busy` seconds. After idling it moves about a tenth fewer bytes per
     second in its first milliseconds, although its multiprocessors are at full clock."""
     x = torch.zeros(1 << 26, device="cuda")
     began = time.perf_counter()
@@ -59,8 +58,8 @@ def wake_gpu(busy: float = 0.3) -> None:
 
 
 def gpu_times(call: Callable[[], object], repeats: int) -> list[float]:
-    """Return seconds of each of so many calls, by events of the GPU, which waits until the call and
-    both events are in its queue: what a busy host takes to launch them does not count."""
+    """Return the seconds of each of `repeats` calls, by events of the GPU, which waits until the
+    call and both events are in its queue, so that the host's launch time does not count."""
     times = []
     for _ in range(repeats):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -76,11 +75,11 @@ def gpu_times(call: Callable[[], object], repeats: int) -> list[float]:
 def seconds_in_turn(
     calls: Mapping[str, Callable[[], object]], turn: float = 0.05, rounds: int = 10
 ) -> dict[str, float]:
-    """Return seconds per call of each under load: the calls take turns, in another order in each
-    round, and in each turn one is launched back to back for `turn` seconds. Medians of the rounds.
+    """Return the seconds per call of each under load: the calls take turns, in another order in
+    each round, and each turn launches one back to back for `turn` seconds. Medians of the rounds.
     Without a GPU by the host's clock.
 
-    Unlike single calls with pauses between them, the card keeps the clock that it can sustain.
+    Unlike for single calls with pauses, the card keeps the clock that it can sustain.
     """
     once = {name: seconds(call, 3) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -103,8 +102,8 @@ def seconds_in_turn(
 
 
 def card_state() -> str:
-    """Return clock of the multiprocessors and power at this moment, by nvidia-smi; "" without
-    one."""
+    """Return the multiprocessors' clock and the power at this moment, by nvidia-smi; "" without
+    it."""
     query = "--query-gpu=clocks.sm,power.draw.instant"
     try:
         run = subprocess.run(
@@ -127,8 +126,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def rows_as_json(found: Mapping[str, Sequence[object]]) -> str:
-    """Return rows by name as the text of a file, a line per row: so that a diff shows what
-    changed."""
+    """Return rows by name as the text of a file, a line per row, so that a diff shows changes."""
     lines = [
         f" {json.dumps(name)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows)
         for name, rows in found.items()

@@ -1,9 +1,9 @@
-"""Times the rungs of a problem beside PyTorch, interleaved, and holds the rates against ceilings.
+"""Time the rungs of a problem and PyTorch, interleaved, and compare the rates with ceilings.
 
-Every contender is called in turn, a b c a b c, because a GPU lowers its clock under load: what is
+Contenders are called in turn, a b c a b c, because a GPU lowers its clock under load, and those
 timed later in a row would look slower. Before each timed call the L2 cache is overwritten, so
 that inputs come from memory, and so that a kernel pays for the write-back of dirty lines as it
-does in a running program. The copy that the ceiling comes from pays it too.
+does in a running program. The copy that defines the ceiling pays for it too.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from common.check.rungs import check_outputs
 PYTORCH = "pytorch"
 
 THOROUGH, ON_CPU, QUICK = 2.0, 0.1, 0.05  # seconds of samples per rung, at most
-WAKE = 0.3  # seconds of other work before the first sample, where there is time for it
-LONG = 20e-3  # seconds; of a longer call, one is enough to choose how it is timed
-SHORT = 20e-6  # seconds; a shorter call is timed in a batch, or the events would weigh in
-MARGIN = 1.10  # a rate above the ceiling by more than this is a fault of the measurement
-USUAL_BALANCE = 15  # operations a byte from which arithmetic bounds, where no ceiling is known
+WAKE = 0.3  # seconds of other work before the first sample, if time allows
+LONG = 20e-3  # seconds; one call longer than this is enough to choose how it is timed
+SHORT = 20e-6  # seconds; a shorter call is timed in a batch, since events would add to its time
+MARGIN = 1.10  # a rate above the ceiling by more than this factor is a measuring fault
+USUAL_BALANCE = 15  # operations per byte above which arithmetic bounds, if no ceiling is known
 CPU_MARGIN = 4.0  # the same on the CPU, against a copy of as many bytes, caches included
 CPU_AGAIN = 20  # times that a copy is measured again before a rate counts as too high
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
@@ -51,11 +51,11 @@ class MeasuringFault(Exception):
 
 @dataclass
 class Contender:
-    """Something to time. run: one timed unit, which makes `calls` calls. samples: seconds a call.
+    """A call to time. run: one timed unit, which makes `calls` calls. samples: seconds per call.
 
-    output: what the last call returned, and arguments: what it was called with, to be checked
-    again. restore: gives back, before each unit, what the last one wrote into its arguments.
-    call: what is called, kept because a CUDA graph reads memory that it holds.
+    output: returns the last call's result; arguments: those of that call; both are checked again.
+    restore: resets, before each unit, the arguments that the last one wrote.
+    call: the callable itself, kept because a CUDA graph reads memory that it holds.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Contender:
 
 
 class Untimed(str):
-    """Why the card cannot run the rung on the timing case: no failure of the rung."""
+    """The reason why the card cannot run the rung on the timing case: not a failure."""
 
 
 def time_problem(
@@ -85,17 +85,16 @@ def time_problem(
     lesser_card: bool = False,
     stage: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Timing | str]:
-    """Return times the rungs in `calls` (by name) on the problem's timing case, and PyTorch beside
-    them.
+    """Time the rungs in `calls` (by name) and PyTorch on the problem's timing case.
 
-    ceilings: None where none are known (the CPU). A call that the host's clock times is held
-    against none, for it is not the GPU that bounds it. fallback: tells, after a call, whether
-    another rung's kernel did the work ("" if none did): then the time is not the rung's. stage:
-    called with a name for what is done once the samples are taken. Returns
-    for each rung its Timing, or a text that says why its time is not to be trusted: it was wrong
-    afterwards, or too fast to be true; Untimed where the card lacks what it needs. lesser_card:
-    one that may also lack it where the rung falls back.
-    Raises MeasuringFault where PyTorch's own call fails.
+    ceilings: None if unknown (the CPU). A call timed by the host's clock is compared with no
+    ceiling, since the GPU does not bound it. fallback: returns, after a call, the rung whose kernel
+    did the work instead ("" for none): then the time is not the rung's. lesser_card: the rungs may
+    fall back because the card lacks something. stage: called with a name for each part of the work
+    after the samples are taken.
+    Return for each rung its Timing, or the reason why its time cannot be trusted (a wrong result
+    afterwards, a rate above the ceiling); Untimed if the card lacks what the rung needs.
+    Raise MeasuringFault if PyTorch's own call fails.
     """
     case = problem.timing_case(backend.name)
     seconds = QUICK if quick else ON_CPU if backend.name == "cpu" else THOROUGH
@@ -210,19 +209,19 @@ def time_problem(
 
 
 def _written(problem: Problem, calls: dict[str, Callable[..., Any]]) -> list[int]:
-    """Return positions of the arguments that one of the rungs writes: PyTorch's call may write them
-    too, so each has its own."""
+    """Return the positions of arguments that a rung writes: each contender gets copies of them,
+    since PyTorch's call may write them too."""
     signatures = [signature_of(call, problem.reference) for call in calls.values()]
     return sorted({place for signature in signatures for place in signature.writes})
 
 
 def _libraries(problem: Problem, backend: Backend, quick: bool) -> tuple[Library, ...]:
-    """Return those that are timed beside the rungs."""
+    """Return the libraries to time: all on a GPU, none on the CPU or if `quick`."""
     return problem.libraries if backend.name == "cuda" and not quick else ()
 
 
 def library_call(problem: Problem, library: Library) -> Callable[..., Any]:
-    """Return what calls the library; torch.compile knows again what it has compiled before."""
+    """Return the library's call; torch.compile reuses a function that it has compiled before."""
     if library.call is not None:
         return library.call
     assert problem.pytorch is not None
@@ -237,10 +236,10 @@ def warm_up(
     *,
     quick: bool = False,
 ) -> None:
-    """Call once all that `time_problem` times, while other days may run on the GPU: what a first
-    call compiles, loads or chooses takes none of the time in which the day has it alone.
+    """Call everything that `time_problem` times once, while other days may run on the GPU, so that
+    a first call's compilation, loading and tuning take no time of the day's turn.
 
-    What fails here fails again there, and is reported there.
+    A call that fails here fails again there, and is reported there.
     """
     case = problem.timing_case(backend.name)
     step = _training_step if problem.gradients else _as_it_is
@@ -258,7 +257,7 @@ def warm_up(
 def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
     """Fill in GB/s, TFLOP/s and the share of the ceiling that bounds this cost.
 
-    Raises MeasuringFault if the rate is above that ceiling.
+    Raise MeasuringFault if the rate is above that ceiling.
     """
     seconds = timing.ms / 1e3
     timing.gbs = cost.bytes / seconds / 1e9 if cost.bytes else None
@@ -277,7 +276,7 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
     }[cost.unit]
     if cost.bytes / (ceilings.copy * 1e9) >= cost.flops / (peak_flops * 1e12):
         if cost.bytes < 4 * ceilings.l2_bytes:
-            timing.note += ", mostly in L2"  # so the memory's bandwidth is not its bound
+            timing.note += ", mostly in L2"  # so the memory bandwidth does not bound it
             return
         timing.bound, reached, ceiling = "copy", timing.gbs, ceilings.copy
     else:
@@ -294,8 +293,8 @@ def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
 
 
 def cpu_copy_rate(moved: int) -> float | None:
-    """Return GB/s at which as many bytes are copied as a call moves, read and written: from memory,
-    or from a cache that holds them. None for so few that calling takes longer.
+    """Return the rate in GB/s of a copy that moves `moved` bytes, read and written, from memory or
+    from a cache that holds them; None if they are so few that the call itself takes longer.
 
     PyTorch copies on all cores, NumPy on one, which does not wait for others that are busy.
     """
@@ -314,10 +313,10 @@ def cpu_copy_rate(moved: int) -> float | None:
 
 
 def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
-    """Raise MeasuringFault for a rate on the CPU that its memory and caches do not have.
+    """Raise MeasuringFault for a rate on the CPU that its memory and caches cannot reach.
 
-    fastest: what a copy of `moved` bytes reached. Before a rate counts as too high the copy is
-    measured again, since other programs may have slowed it; returns the best of all.
+    fastest: rate in GB/s of a copy of `moved` bytes. Before a rate counts as too high the copy is
+    measured again, since other programs may have slowed it. Return the highest of these rates.
     """
     for _ in range(CPU_AGAIN):
         if timing.gbs is None or timing.gbs <= CPU_MARGIN * fastest:
@@ -331,8 +330,8 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
 
 
 def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings | None) -> bool:
-    """Return whether `rung` reached its targets in these results. Without a target or a time:
-    False."""
+    """Return True if `rung` reached all its targets in these results, False without a target or a
+    time."""
     mine = results.get(rung.name)
     if not rung.targets or not isinstance(mine, Timing):
         return False
@@ -364,10 +363,10 @@ FAR = 0.05  # of the norm: a baseline may round more, but must compute the same
 
 
 def differs(other: Any, ours: Any, own_numbers: bool = False) -> str:
-    """Return why the result of a baseline is not that of a rung, or "" if they are about equal.
+    """Return how the result of a baseline differs from a rung's, or "" if they are about equal.
 
-    A baseline may return fewer outputs. What is written in place is not compared. own_numbers: it
-    draws other random numbers, so only the norms have to be about equal.
+    A baseline may return fewer outputs. Arguments written in place are not compared. own_numbers:
+    the baseline draws other random numbers, so only the norms have to be about equal.
     """
     for their, our in zip(tensors_of(other), tensors_of(ours), strict=False):
         if their.shape != our.shape:
@@ -385,11 +384,11 @@ def differs(other: Any, ours: Any, own_numbers: bool = False) -> str:
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:
-    """Compute in float64: the squares of 64-bit integers overflow fp32."""
+    """Return the norm, computed in float64: the squares of 64-bit integers overflow fp32."""
     return torch.linalg.vector_norm(x, dtype=torch.float64)
 
 
-Step = Callable[..., Any]  # what is called with a problem's arguments
+Step = Callable[..., Any]  # called with a problem's arguments
 
 
 def _as_it_is(call: Step, inputs: tuple[Any, ...]) -> Step:
@@ -397,9 +396,9 @@ def _as_it_is(call: Step, inputs: tuple[Any, ...]) -> Step:
 
 
 def _training_step(call: Step, inputs: tuple[Any, ...]) -> Step:
-    """Return the call's forward pass and backward pass; it returns the outputs of the first.
+    """Return a step that runs the call's forward and backward pass and returns its outputs.
 
-    The upstream gradients are drawn once, here.
+    The upstream gradients are drawn once, in the first step.
     """
     upstream: list[torch.Tensor] = []
 
@@ -432,9 +431,9 @@ def _prepare(
     writes: list[int],
     baseline: bool = False,
 ) -> Contender:
-    """Return writes: positions of arguments that a call may write, so that it needs copies of them.
+    """Return a contender. writes: positions of arguments that a call may write: it gets copies.
 
-    baseline: of a long call, time the graph or the call itself, whichever is faster. A copy by
+    baseline: if the call is long, time the faster of the graph and the call itself. A copy by
     cudaMemcpyAsync, such as that of torch.clone, is slower as a node of a graph.
     """
     last: list[Any] = [None]
@@ -467,7 +466,7 @@ def _prepare(
     backend.synchronize()
     if backend.name == "cpu" or rung.host_timed:
         single = _host_seconds(backend, once)
-        # What it has written cannot be given back between the calls of one unit.
+        # Arguments that it writes cannot be restored between the calls of one unit.
         repeats = max(1, round(0.002 / single)) if backend.name == "cpu" and not writes else 1
         return contender(_repeat(once, repeats), repeats, "host clock", True, [arguments])
     if rung.not_captured:
@@ -478,7 +477,7 @@ def _prepare(
     if single >= SHORT:
         by_call = baseline and _event_seconds(once) < single
         return contender(once if by_call else graph.replay, 1, "events", False, [arguments])
-    # Each call of the batch has inputs of its own, or it would find the last call's in the cache.
+    # Each call of the batch has separate inputs, so that the cache does not hold the last call's.
     batch = min(32, max(2, round(10 * SHORT / single)))
     copies = [tuple(_clone(value) for value in inputs) for _ in range(batch)]
     graph = _capture([with_inputs(arguments) for arguments in copies])
@@ -538,7 +537,7 @@ def _event_seconds(run: Callable[[], None]) -> float:
 
 
 def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -> None:
-    """Fill every contender's samples, a round at a time, until they are precise or time is up."""
+    """Fill every contender's samples, round by round, until they are precise or time is up."""
     flush = None
     if backend.name == "cuda":
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
@@ -570,7 +569,7 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
 
 
 def _spread(samples: list[float]) -> float:
-    """Return half the interquartile range over the median: how far a usual sample lies from it."""
+    """Return half the interquartile range divided by the median."""
     if len(samples) < 4:
         return (max(samples) - min(samples)) / 2 / statistics.median(samples)
     low, middle, high = statistics.quantiles(samples, n=4)

@@ -1,4 +1,4 @@
-"""What PyTorch's profiler records of a call."""
+"""Record a call with PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def traced_events(call: Callable[[], object]) -> list[dict[str, Any]]:
 
 
 def launches_of(call: Callable[[], object]) -> list[dict[str, Any]]:
-    """Return the kernels that a call launches: "name", "registers per thread", "shared memory"
-    (bytes per block), "grid", "block" and more, as the profiler calls them; [] without a GPU."""
+    """Return the kernels that a call launches, with the profiler's names: "name", "registers per
+    thread", "shared memory" (bytes per block), "grid", "block" and more; [] without a GPU."""
     call()  # the first launch loads the kernel
     return [
         {"name": event["name"], **event["args"]}
@@ -45,9 +45,9 @@ def launches_of(call: Callable[[], object]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """Leave out what the profiler writes to the standard error stream in every run: that it starts
-    and stops, that the thread is not the one that imported PyTorch, which matters only to profiling
-    from outside, and that it forgets what it recorded before."""
+    """Suppress the notes that the profiler writes to the standard error stream in every run: that
+    it starts and stops, that the thread did not import PyTorch, which matters only for profiling
+    from outside, and that it clears earlier records."""
     sys.stderr.flush()
     before = os.dup(2)
     with tempfile.TemporaryFile() as file, warnings.catch_warnings():

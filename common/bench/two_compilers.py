@@ -1,4 +1,4 @@
-"""The table of what nvcc and Triton make of a day's kernels: lines, registers, widths, barriers."""
+"""Print a table of a day's kernels by nvcc and by Triton: lines, registers, widths, barriers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ IF_ANY = ("shuffles", "barriers", "copies", "ldmatrix", "products")
 def print_machine_code(
     cuda: Path, triton: Path, kernels: Sequence[tuple[str, str | TritonKernel]], note: str
 ) -> None:
-    """Compile the kernels for the first GPU, or for 9.0a, and prints a row for each. Warp shuffles,
-    barriers and what serves tensor cores are counted where one of the kernels has any.
+    """Compile the kernels for the first GPU, or for 9.0a, and print a row for each. Columns for
+    warp shuffles, barriers and tensor core instructions appear if one of the kernels has any.
 
     cuda, triton: the two sources. kernels: a title each, and a kernel: one in CUDA by its name and
-    template arguments as nvcc writes them, "add_v1_kernelIfE" for add_v1_kernel<float>. note: what
-    they are compiled for, such as the dtype. Raises Skip where nvcc or Triton is missing.
+    template arguments as nvcc writes them, "add_v1_kernelIfE" for add_v1_kernel<float>. note: the
+    purpose of the compilation, such as the dtype. Raise Skip without nvcc or Triton.
     """
     arch = architecture()
     in_triton = [kernel for _, kernel in kernels if isinstance(kernel, TritonKernel)]

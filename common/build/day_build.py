@@ -1,4 +1,4 @@
-"""Builds all of a day: its library, what rungs build otherwise, and its kernels in Triton."""
+"""Build a whole day: its library, the custom builds of its rungs, and its Triton kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from common.build.own_way import Builder
 
 
 def extras(todo: Build) -> Entry | None:
-    """Return the entry that shows that the day's rungs have built what they build in a way of their
-    own, and that their kernels in Triton are compiled; None for a day without such a rung."""
+    """Return the cache entry that marks the custom builds of the day's rungs, and the compilation
+    of their Triton kernels, as done; None for a day without such rungs."""
     if not todo.day.other_sources:
         return None
     declared = [folder / "day.py" for folder in todo.day.folders]
@@ -33,21 +33,21 @@ def extras(todo: Build) -> Entry | None:
 
 
 def ready(day: Day, platform: Platform) -> bool:
-    """Return True where there is nothing to build. Raises OSError if a source cannot be read."""
+    """Return True if there is nothing to build. Raise OSError if a source cannot be read."""
     try:
         todo = plan(day, platform)
         own = [todo.entry, *(other.entry for other in used(todo))]
     except BuildError:
-        return False  # building says it
+        return False  # the build reports it
     others = extras(todo)
     return all(entry.ready for entry in own) and (others is None or others.ready)
 
 
 def build(day: Day, platform: Platform) -> Path:
-    """Build what of the day is not there yet and return its library.
+    """Build the missing parts of the day and return its library.
 
-    Loads the library into this process as a side effect, so call it in a process of its own.
-    Raises BuildError with the compiler's message, OSError if the disk is full.
+    Loads the library into this process as a side effect, so call it in a separate process. Raise
+    BuildError with the compiler's message, OSError if the disk is full.
     """
     todo = plan(day, platform)
     for other in used(todo):
@@ -71,8 +71,8 @@ def build(day: Day, platform: Platform) -> Path:
 
 
 def _load(load: Callable[[Builder], Any], todo: Build) -> None:
-    """Let a rung build what it builds in a way of its own. What fails otherwise than in a build is
-    left to the run, which meets it again and shows it with its rung."""
+    """Run a rung's custom build. Ignore other errors than those of a build: the run meets them
+    again and reports them with the rung."""
     try:
         load(Builder(todo))
     except (BuildError, ToolchainError, OSError, Skip):
@@ -82,13 +82,13 @@ def _load(load: Callable[[Builder], Any], todo: Build) -> None:
 
 
 def _compile_triton(lesson: Lesson, todo: Build) -> None:
-    """Fill Triton's cache with what the day's rungs in Triton launch on their cases."""
+    """Fill Triton's cache with the kernels that the day's rungs in Triton launch on their cases."""
     builder = Builder(todo)
     rungs = []
     for problem in lesson.problems:
         for rung in problem.rungs:
             if rung.triton and (not todo.day.only or rung.name in todo.day.only):
-                with suppress(Exception):  # the run meets it too, and shows it with its rung
+                with suppress(Exception):  # the run meets it again, and reports it with the rung
                     call = getattr(builder.triton(rung.triton), rung.name)
                     rungs.append((problem, rung, call))
     if rungs:

@@ -1,7 +1,7 @@
-"""A day's .cu files as a library of PyTorch operators, built once for each content and platform.
+"""Build a day's .cu files into a library of PyTorch operators, once per content and platform.
 
-`torch.utils.cpp_extension.load` does the work. What it builds is kept (common.base.cache) under a
-key that covers the day, platform, flags, versions and the content of every source reached.
+`torch.utils.cpp_extension.load` does the work. The result is kept (common.base.cache) under a key
+that covers the day, platform, flags, versions and the content of every source reached.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from common.cpu import libraries
 
 @dataclass(frozen=True)
 class Build:
-    """What building a day comes to. sources: what the compiler gets. entry: its place in the
-    cache; the product is the library."""
+    """A day's build. sources: the compiler's input. entry: its place in the cache; the product is
+    the library."""
 
     day: Day
     platform: Platform
@@ -49,7 +49,7 @@ class Build:
 
 
 def kind(name: str, platform: Platform) -> str:
-    """Return what entries of the cache are called that belong to this platform: "day05-cpu"."""
+    """Return the name of cache entries that belong to this platform: "day05-cpu"."""
     words = [name, platform.device]
     if platform.device == "cuda":
         words.append(platform.arch)
@@ -59,7 +59,7 @@ def kind(name: str, platform: Platform) -> str:
 
 
 def compilers(platform: Platform) -> list[str]:
-    """Return what builds on this platform depend on beside their sources: compilers, flags,
+    """Return everything except sources that builds on this platform depend on: compilers, flags,
     versions."""
     parts = [platform.device, platform.compiler_version, platform.torch]
     if platform.device == "cuda":
@@ -70,9 +70,9 @@ def compilers(platform: Platform) -> list[str]:
 
 
 def plan(day: Day, platform: Platform) -> Build:
-    """Return where the day's library is or will be. Compiles nothing.
+    """Return the day's build and its place in the cache. Compiles nothing.
 
-    Raises OSError if a source cannot be read, BuildError for what the CPU backend does not have.
+    Raise OSError if a source cannot be read, BuildError for features that the CPU backend lacks.
     """
     if platform.device == "cuda":
         sources = day.library_sources
@@ -90,15 +90,15 @@ def plan(day: Day, platform: Platform) -> Build:
 
 
 def used(todo: Build) -> list[Build]:
-    """Return the builds of the days whose operators this one calls. Raises as `plan` does."""
+    """Return the builds of the days whose operators this one calls. Raise as `plan` does."""
     return [plan(read_day(DAYS / f"day{n:02d}"), todo.platform) for n in todo.day.uses]
 
 
 def build_library(todo: Build) -> Path:
-    """Build the day's library if it is not there yet and return its path.
+    """Build the day's library if it is missing and return its path.
 
-    Loads the library into this process as a side effect, so call it in a process of its own.
-    Raises BuildError with the compiler's message, OSError if the disk is full.
+    Loads the library into this process as a side effect, so call it in a separate process. Raise
+    BuildError with the compiler's message, OSError if the disk is full.
     """
     make = _make_cuda if todo.platform.device == "cuda" else _make_cpu
     return cached(todo.entry, lambda directory: make(todo, directory))
@@ -120,7 +120,7 @@ def _make_cuda(todo: Build, directory: Path) -> None:
 
 
 def _make_cpu(todo: Build, directory: Path) -> None:
-    # As "standalone" it is built and not loaded: the runtime may still be under construction.
+    # "standalone" builds without loading: the runtime may not be built yet.
     _load(
         todo,
         directory,
@@ -137,15 +137,14 @@ def _make_cpu(todo: Build, directory: Path) -> None:
     libraries.build_runtime(todo.platform)
     import torch
 
-    torch.ops.load_library(str(directory / todo.entry.product))  # an undefined symbol shows here
+    torch.ops.load_library(str(directory / todo.entry.product))  # fails on an undefined symbol
 
 
 def use_compilers(device: str) -> None:
-    """Let PyTorch's own build tools in this process, cpp_extension and AOTInductor, use what the
-    course builds with: the host's compiler and, on a GPU, the CUDA toolkit. device: as for
-    `detect`.
+    """Make PyTorch's build tools in this process, cpp_extension and AOTInductor, use the course's
+    host compiler and, on a GPU, its CUDA toolkit. device: as for `detect`.
 
-    Raises ToolchainError if something needed is missing.
+    Raise ToolchainError if something needed is missing.
     """
     platform = detect(device)
     with_compilers(platform, lambda _: None)
@@ -154,8 +153,8 @@ def use_compilers(device: str) -> None:
 
 
 def quoted(*flags: str) -> list[str]:
-    """Return flags for cpp_extension.load, which hands them to a shell as they are: a blank in a
-    path splits none of them."""
+    """Return flags quoted for a shell, to which cpp_extension.load passes them: a blank in a path
+    does not split them."""
     return [shlex.quote(flag) for flag in flags]
 
 
@@ -178,17 +177,17 @@ def _load(todo: Build, directory: Path, is_standalone: bool = False, **flags: li
 
 
 def with_compilers(platform: Platform, call: Callable[[Any], Any]) -> Any:
-    """Return call(cpp_extension.load) with this platform's compilers; its result.
+    """Return call(cpp_extension.load), run with this platform's compilers.
 
-    Raises BuildError with the compiler's message.
+    Raise BuildError with the compiler's message.
     """
     from torch.utils import cpp_extension
 
     if platform.toolkit is not None:
         cpp_extension.CUDA_HOME = str(platform.toolkit.home)  # read once, when torch was imported
-    # CC too: cpp_extension hands it to nvcc as the compiler of host code.
+    # CC too: cpp_extension passes it to nvcc as the compiler of host code.
     os.environ["CXX"] = os.environ["CC"] = platform.compiler
-    os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")  # two compiler starts saved
+    os.environ.setdefault("TORCH_DONT_CHECK_COMPILER_ABI", "1")  # saves two compiler starts
     try:
         return call(cpp_extension.load)
     except RuntimeError as error:
@@ -196,10 +195,10 @@ def with_compilers(platform: Platform, call: Callable[[Any], Any]) -> Any:
 
 
 def load(todo: Build) -> Any:
-    """Load a built day into this process; returns its operators, torch.ops.dayNN. The operators of
-    the days that it uses are loaded too, and built where they are not there.
+    """Load a built day into this process; return its operators, torch.ops.dayNN. The operators of
+    the days that it uses are loaded too, and built if missing.
 
-    A library that does not load is taken out of the cache, so that the next run builds it again.
+    A library that does not load is removed from the cache, so that the next run builds it again.
     """
     import torch
 
@@ -212,7 +211,7 @@ def load(todo: Build) -> Any:
         torch.ops.load_library(str(todo.library))
     except OSError as error:
         shutil.rmtree(todo.entry.directory, ignore_errors=True)
-        reason = error.__cause__ or error  # the loader's own words
+        reason = error.__cause__ or error  # the loader's message
         raise BuildError(
             f"{todo.library} does not load, and was removed; run the day again\n{reason}"
         ) from None
@@ -220,10 +219,10 @@ def load(todo: Build) -> Any:
 
 
 def operators_of(number: int, device: str = "auto") -> tuple[Any, str]:
-    """Return torch.ops.dayNN and the device of its tensors, "cuda" or "cpu", for a program of that
-    day's own: a command, or one process of several. The library is built where it is not there.
+    """Return torch.ops.dayNN and the device of its tensors, "cuda" or "cpu", for a separate program
+    of that day: a command, or one process of several. The library is built if missing.
 
-    device: "auto", "cuda", or "cpu" for the CPU backend. Raises ToolchainError if something needed
+    device: "auto", "cuda", or "cpu" for the CPU backend. Raise ToolchainError if something needed
     is missing, BuildError and OSError as `build_library`.
     """
     platform = detect(device)
@@ -233,9 +232,10 @@ def operators_of(number: int, device: str = "auto") -> tuple[Any, str]:
 
 
 def fallbacks(todo: Build) -> Callable[[], str]:
-    """Return what a launcher said by fell_back() since the last call (common/cuda/binding.cuh).
+    """Return a function for the last text passed to fell_back() (common/cuda/binding.cuh), "" if
+    none.
 
-    Always "" for a library without that header.
+    It always returns "" for a library without that header.
     """
     function = getattr(ctypes.CDLL(str(todo.library)), "take_fallback", None)
     if function is None:
@@ -245,9 +245,9 @@ def fallbacks(todo: Build) -> Callable[[], str]:
 
 
 def unset_locals(day: Day, platform: Platform) -> list[str]:
-    """Return local variables that may be read before they are set, as far as the compiler sees it:
-    a line each, "file:line: variable 'sum' may be read before it is set". For the variant
-    "address", whose compiler flags leave such reads as they stand."""
+    """Return local variables that may be read before they are set, as far as the compiler detects
+    it: one line each, "file:line: variable 'sum' may be read before it is set". For the variant
+    "address", whose compiler flags do not change such reads."""
     found: dict[str, None] = {}
     for source in plan(day, platform).sources:
         command = [platform.compiler, "-c", str(source), "-o", os.devnull, STABLE_ABI]

@@ -1,9 +1,9 @@
-"""What the compilers make of a kernel in CUDA and of its twin in Triton, without a GPU: registers,
-spills and instructions of one architecture.
+"""Compile a CUDA kernel and its Triton twin without a GPU, and count registers, spills and
+instructions of one architecture.
 
     python -m common.build.machine_code MODULE.py '[{"kernel": …}]' 90 FOLDER
 
-compiles Triton kernels, in a process of its own: the interpreter is chosen once per process.
+compiles Triton kernels in a separate process: the interpreter is chosen once per process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from common.base.paths import ROOT
 from common.base.toolchain import find_compiler, find_gpus, find_toolkit, sm
 from common.build.nvcc import BINDING, cuda_flags
 
-DEFAULT_ARCH = "9.0a"  # where there is no GPU
+DEFAULT_ARCH = "9.0a"  # without a GPU
 _WIDTHS = {
     "128": 16,
     "64": 8,
@@ -36,13 +36,13 @@ _WIDTHS = {
     "S16": 2,
     "U8": 1,
     "S8": 1,
-}  # bytes; 4 without one of these
-_AT = r"^\s+/\*[0-9a-f]{4,}\*/\s+"  # the address of an instruction, at the beginning of its line
-_GUARD = r"(?:@!?U?P\w+ +)?"  # the predicate that it may have
+}  # bytes; 4 for a name without these
+_AT = r"^\s+/\*[0-9a-f]{4,}\*/\s+"  # an instruction's address, at the beginning of its line
+_GUARD = r"(?:@!?U?P\w+ +)?"  # its optional predicate
 
 
 def _all(of: str) -> re.Pattern[str]:
-    """Return what finds the instructions whose names begin like this pattern."""
+    """Return a regex that finds the instructions whose names begin with this pattern."""
     return re.compile(_AT + _GUARD + of, re.MULTILINE)
 
 
@@ -61,12 +61,12 @@ _INSTRUCTION = re.compile(_AT + r"(?!\s|NOP)", re.MULTILINE)
 class TritonKernel:
     """A kernel in Triton as it is launched.
 
-    kernel: its name in the module. signature: the types of its arguments in their order, such as
-    {"x": "*fp32", "n": "i32"}. constants: the values of its constexpr arguments. multiples: the
-    arguments that are multiples of 16, which Triton finds at each launch: addresses and sizes.
-    stages: of the loops that load what a tl.dot multiplies. maxnreg: the most registers per thread
-    that the launch allows, where it says so. A constant or a number may be the name of a variable
-    of the kernel's module, such as "BLOCK".
+    kernel: its name in the module. signature: the types of its arguments in order, such as {"x":
+    "*fp32", "n": "i32"}. constants: the values of its constexpr arguments. multiples: the arguments
+    that are multiples of 16, which Triton detects at each launch: addresses and sizes. stages: of
+    loops that load the operands of a tl.dot. maxnreg: the limit on registers per thread of the
+    launch, if any. A constant or a number may be the name of a variable of the kernel's module,
+    such as "BLOCK".
     """
 
     kernel: str
@@ -81,9 +81,9 @@ class TritonKernel:
 @dataclass(frozen=True)
 class MachineCode:
     """A kernel's machine code: registers per thread, bytes of its stack frame per thread (mostly
-    spilled registers), instructions, the bytes that each global load and store moves per thread, by
-    how many instructions do so, and how many instructions are barriers, warp shuffles, copies to
-    shared memory (cp.async, TMA), ldmatrix, and products of tensor cores."""
+    spilled registers), number of instructions; numbers of global loads and stores by the bytes that
+    they move per thread; numbers of barriers, warp shuffles, copies to shared memory (cp.async,
+    TMA), ldmatrix, and tensor core products."""
 
     registers: int
     stack: int
@@ -103,7 +103,7 @@ def architecture() -> str:
 
 
 def cuda_code(source: Path, arch: str) -> Path:
-    """Return the cubin of a `.cu`. Raises Skip where there is no nvcc, BuildError."""
+    """Return the cubin of a `.cu`. Raise Skip without nvcc, BuildError."""
     toolkit = find_toolkit()
     if toolkit is None:
         raise Skip("no nvcc: python -m pip install -r requirements.txt brings it")
@@ -117,8 +117,8 @@ def cuda_code(source: Path, arch: str) -> Path:
 
 
 def triton_code(module: Path, kernels: Sequence[TritonKernel], arch: str) -> list[Path]:
-    """Return the cubins of a module's Triton kernels. Raises Skip where there is no Triton,
-    RuntimeError with its message where one does not compile."""
+    """Return the cubins of a module's Triton kernels. Raise Skip without Triton, RuntimeError with
+    its message if one does not compile."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -143,8 +143,8 @@ def triton_code(module: Path, kernels: Sequence[TritonKernel], arch: str) -> lis
 
 
 def read_code(cubin: Path, function: str) -> MachineCode:
-    """Return the machine code of the first kernel whose name contains `function`. Raises Skip where
-    Triton, which brings the disassembler, is missing; LookupError where there is no such kernel."""
+    """Return the machine code of the first kernel whose name contains `function`. Raise Skip
+    without Triton, which contains the disassembler; LookupError if there is no such kernel."""
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
         raise Skip("Triton is missing: python -m pip install triton")
@@ -160,7 +160,8 @@ def read_code(cubin: Path, function: str) -> MachineCode:
 
 
 def parsed(usage: str, listing: str, function: str) -> MachineCode:
-    """Return what cuobjdump says of a kernel. usage: with -res-usage. listing: with -sass."""
+    """Return a kernel's code from cuobjdump. usage: output of -res-usage. listing: output of
+    -sass."""
     used = re.search(rf"Function (\S*{function}\S*):\s+REG:(\d+) STACK:(\d+)", usage)
     if used is None:
         others = re.findall(r"Function (\S+):", usage)
@@ -181,8 +182,8 @@ def parsed(usage: str, listing: str, function: str) -> MachineCode:
 
 
 def lines_of(source: Path, name: str) -> int:
-    """Return how many lines a kernel has in its source, comments and blank lines left out. Raises
-    LookupError where it is not there."""
+    """Return the number of lines of a kernel in its source, without comments and blank lines. Raise
+    LookupError if it is missing."""
     lines = source.read_text(encoding="utf-8").splitlines()
     at = next((i for i, line in enumerate(lines) if re.search(rf"\b{name}\(", line)), None)
     if at is None:
@@ -206,7 +207,7 @@ def _compile(module: Path, kernels: list[dict[str, Any]], capability: int, out: 
     spec = importlib.util.spec_from_file_location(module.stem, module)
     assert spec and spec.loader
     loaded = importlib.util.module_from_spec(spec)
-    sys.modules[module.stem] = loaded  # where Triton looks for the source
+    sys.modules[module.stem] = loaded  # Triton looks for the source there
     spec.loader.exec_module(loaded)
     target = backends.GPUTarget("cuda", capability, 32)
 

@@ -1,9 +1,9 @@
-"""64-bit sizes and indices that are kept in 32 bits, found by the host's compiler.
+"""Find 64-bit sizes and indices that are stored in 32 bits, by the host compiler's warnings.
 
-No input that a check can afford has 2^31 elements, so that `int i = blockIdx.x * int64_t{…} + …`
-passes all of them. The compiler warns of the conversion (-Wconversion), of the condition of a loop
-whose counter is shorter than its bound, of a thread's index in 32 bits that is compared with a
-bound of 64, of a block's index that is multiplied in 32 bits, and of casts in C's way.
+No input that a check can afford has 2^31 elements, so `int i = blockIdx.x * int64_t{…} + …` passes
+all of them. The compiler warns of the conversion (-Wconversion), of a loop condition whose counter
+is shorter than its bound, of a 32-bit thread index compared with a 64-bit bound, of a block index
+multiplied in 32 bits, and of C-style casts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from common.build.library import plan
 from common.cpu import backend as cpu
 from common.cpu import libraries
 
-# Put in front of a source: these calls warn where they stand, and the compiler itself compares and
-# multiplies such values without a word.
+# Prepended to a source: these calls warn at their place, and the compiler itself compares and
+# multiplies such values without a warning.
 _WARNING = """
 template <class A, class B>
 void cudacpu_compared(A, B) {}
@@ -55,14 +55,14 @@ template <class T, class V>
 }
 """
 
-# for (int i = …; i < bound; …), in code that is formatted; a bound in capitals is a constant.
+# for (int i = …; i < bound; …), in formatted code; a bound in capitals is a constant.
 _LOOP = re.compile(
     r"\bfor \((?P<head>(?:int|unsigned|int32_t|uint32_t) (?P<counter>\w+) = [^;]*; )"
     r"(?P<condition>(?P=counter) <=? (?P<bound>[^;&|]*;))"
 )
 _CONSTANT = re.compile(r"[A-Z0-9_:]+")
-# blockIdx.x * cols, (blockIdx.x / strips) * cols, cols * blockIdx.x; what is called, subscripted or
-# made is left alone.
+# blockIdx.x * cols, (blockIdx.x / strips) * cols, cols * blockIdx.x; factors that are calls,
+# subscripts or constructions are ignored.
 _GRID = r"\b(?:blockIdx|gridDim)\.[xyz]"
 _PART = rf"(?<![\w>])\({_GRID} [/%] \w+\)"
 _OTHER = r"(?:[A-Za-z_][\w.:]*(?![\w(\[{<.:])|\([^()]*\))"
@@ -70,18 +70,18 @@ _PRODUCT = re.compile(
     rf"(?P<left>{_GRID}|{_PART}) \* (?P<right>{_OTHER})"
     rf"|(?<![\w.>])(?P<first>[A-Za-z_][\w.]*) \* (?P<then>{_GRID})"
 )
-# What is declared with 32 bits, cast to them or printed with %u is meant to be small.
+# A value declared with 32 bits, cast to them or printed with %u is meant to be small.
 _SMALL = re.compile(
     r"\b(?:int|unsigned|u?int32_t) \w+ = [^=]*$"
     r"|static_cast<(?:int|unsigned)>\([^()]*$|\bprintf\(.*$",
     re.DOTALL,
 )
-# const int i = blockIdx.x * blockDim.x + threadIdx.x; a cast says that it is meant.
+# const int i = blockIdx.x * blockDim.x + threadIdx.x; a cast shows the intention.
 _INDEX = re.compile(
     r"\b(?:int|unsigned|int32_t|uint32_t) (?P<name>\w+) = (?![^;]*(?:static_cast|int64_t))[^;]*"
     rf"{_GRID}[^;]*;"
 )
-# (int)n, int(n): C's way to cast, which says less than static_cast<int>(n).
+# (int)n, int(n): C-style casts, less explicit than static_cast<int>(n).
 _CAST = re.compile(
     r"(?<![\w>])\((?P<type>int|unsigned|unsigned int|int32_t|uint32_t)\) ?(?=[A-Za-z_(])"
     r"|(?<![\w:<>*&.\])])(?P<called>int|unsigned|int32_t|uint32_t)(?=\([A-Za-z_(])"
@@ -103,12 +103,12 @@ _SHORT = ("int", "unsigned int", "int32_t", "uint32_t")
 
 
 def narrowed(day: Day, platform: Platform) -> list[str]:
-    """Return each place of the day's sources where a value of 64 bits is kept in 32, or is the
-    bound of a counter of 32, or where a block's index is multiplied in 32 bits: a line each,
-    "days/day05/x.cu:12: …". Kept in the cache.
+    """Return each place of the day's sources where a 64-bit value is stored in 32 bits, or bounds a
+    32-bit counter, or where a block's index is multiplied in 32 bits: one line each,
+    "days/day05/x.cu:12: …". Cached.
 
-    A conversion that is meant is written as one: static_cast<int>(…). Raises BuildError with the
-    compiler's message.
+    An intended conversion is written as static_cast<int>(…). Raise BuildError with the compiler's
+    message.
     """
     sources = plan(day, platform).sources
     files = [text for source in sources for text in libraries.texts(source)]
@@ -127,12 +127,12 @@ def narrowed(day: Day, platform: Platform) -> list[str]:
 
 
 def _of_source(source: Path, directory: Path, day: Day, platform: Platform) -> list[str]:
-    # Beside the headers that it includes by their names.
+    # In the directory of the headers that it includes by name.
     copy = directory / source.name
     text = prepared(source.read_text(encoding="utf-8"), str(source))
     copy.write_text(text, encoding="utf-8")
     command = [platform.compiler, *libraries.prelude(platform), "-fPIC", *WARNINGS, str(copy)]
-    # The rewritten headers beside it come before those that they were made of.
+    # The rewritten headers in its directory come before the original ones.
     command += [STABLE_ABI, *libraries.flags(platform), f"-I{source.parent}", f"-I{ROOT}"]
     command += [word for path in torch_includes() for word in ("-isystem", str(path))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
@@ -142,16 +142,16 @@ def _of_source(source: Path, directory: Path, day: Day, platform: Platform) -> l
     return places(done.stderr, day)
 
 
-WARNINGS = ("-fsyntax-only", "-Wconversion")  # for the compiler, of what `prepared` returns
+WARNINGS = ("-fsyntax-only", "-Wconversion")  # for the compiler, on the text of `prepared`
 
 
 def environment() -> dict[str, str]:
-    """Return variables for a compiler whose warnings `places` reads: they are in English."""
+    """Return variables that make a compiler's warnings English, for `places`."""
     return {**os.environ, "LC_ALL": "C.UTF-8"}
 
 
 def prepared(text: str, filename: str) -> str:
-    """Return a rewritten source, with calls in it that the compiler warns of."""
+    """Return a source rewritten to contain calls of which the compiler warns."""
     text = _PRODUCT.sub(_multiplied, _LOOP.sub(_compared, text))
     for name in {match["name"] for match in _INDEX.finditer(text)}:
         bound = rf"(?<![\w.]){name} (?=(?:<|>|<=|>=) (?P<bound>[a-z_]\w*)(?![\w(\[.<:]))"
@@ -161,7 +161,7 @@ def prepared(text: str, filename: str) -> str:
 
 
 def places(warnings: str, day: Day) -> list[str]:
-    """Return what `narrowed` returns, read from the compiler's warnings."""
+    """Return the lines of `narrowed` from the compiler's warnings."""
     lines = []
     for match in _CONVERSION.finditer(warnings):
         source_type = match["meant"] or match["source"]

@@ -1,4 +1,4 @@
-"""Compiling with nvcc: its flags, and compilations that need no GPU."""
+"""Compile with nvcc: flags, and compilations that need no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from common.base.days import Day
 from common.base.paths import ROOT
 from common.base.toolchain import ToolchainError, Toolkit, find_compiler, find_toolkit, sm
 
-# PyTorch switches the operators of half types off for its own code; a course wants `a + b`.
+# PyTorch disables the operators of half types for its own code; the course uses `a + b`.
 HALF_OPERATORS = [
     "-U__CUDA_NO_HALF_OPERATORS__",
     "-U__CUDA_NO_HALF_CONVERSIONS__",
@@ -25,13 +25,13 @@ HALF_OPERATORS = [
     "-U__CUDA_NO_HALF2_OPERATORS__",
 ]
 BINDING = [STABLE_ABI, "-DUSE_CUDA"]
-# Lambdas marked __device__ can be handed to kernels, and device code calls constexpr functions.
+# Lambdas marked __device__ can be passed to kernels, and device code calls constexpr functions.
 CUDA_FLAGS = [
     *("-O3", "-std=c++20", "-lineinfo", "--extended-lambda", "--expt-relaxed-constexpr"),
     *HALF_OPERATORS,
 ]
 
-# What ptxas says where registers of a wgmma's sums are written or read among the products: it lets
+# The message of ptxas if registers of a wgmma's sums are accessed between products: it makes
 # each product wait for the one before.
 WAITING_PRODUCTS = ("wgmma.mma_async instructions are serialized", "warpgroup.wait is injected")
 
@@ -57,12 +57,12 @@ def compile_source(
 ) -> None:
     """Compile a .cu for every architecture, without a GPU and without linking.
 
-    name: of its entry in the cache: a success is remembered, so that the same content is not
-    compiled again. archs: e.g. ["8.0", "9.0a"]. toolkit: default, the one that builds use.
-    optimised: False leaves out most optimisations of device code, which take up to three quarters
-    of the time and find no error; nvcc before CUDA 13 makes no difference.
-    Raises BuildError with nvcc's message, also where optimised code has products that wait for each
-    other (wgmma), which nvcc takes for no fault. ToolchainError if there is no nvcc.
+    name: of its cache entry: a success is recorded, so that the same content is not compiled again.
+    archs: e.g. ["8.0", "9.0a"]. toolkit: default, the one that builds use. optimised: False omits
+    most optimisations of device code, which take up to three quarters of the time and find no
+    errors; it has no effect before CUDA 13. Raise BuildError with nvcc's message, also if optimised
+    code has wgmma products that wait for each other, which nvcc does not report as an error. Raise
+    ToolchainError without nvcc.
     """
     toolkit = toolkit or find_toolkit()
     if toolkit is None:
@@ -90,8 +90,8 @@ def compile_source(
 
 
 def link_directory(toolkit: Toolkit) -> Path:
-    """Return a directory with a libcudart.so to link against. The wheels have libcudart.so.13
-    only."""
+    """Return a directory with a libcudart.so to link against. The wheels contain only
+    libcudart.so.13."""
     for place in ("lib64", "lib"):
         if (toolkit.home / place / "libcudart.so").exists():
             return toolkit.home / place

@@ -1,6 +1,5 @@
-"""What a rung gets that is built in a way of its own (`Rung.load`): day 6 binds by pybind11, day 12
-with setuptools and CMake; and kernels in Python, in Triton from day 61 on (`Rung.triton`), and in
-Numba (`Rung.numba`)."""
+"""Build rungs with a custom `Rung.load`: day 6 binds by pybind11, day 12 with setuptools and CMake;
+and kernels in Python: in Triton from day 61 on (`Rung.triton`), and in Numba (`Rung.numba`)."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from common.cpu import backend as cpu
 from common.cpu import libraries
 from common.cpu.rewrite import RewriteError, rewrite
 
-_KEPT_GENERATED = 60  # generated sources of a day, and libraries of them
+_KEPT_GENERATED = 60  # generated sources of a day, and their libraries
 
 
 # Works with NumPy 2.4 and, by `numpy_as_numba_expects`, 2.5.
@@ -39,7 +38,7 @@ NUMBA = "'numba-cuda[cu13]==0.30.4' numba==0.68.1"
 
 
 def _nothing() -> None:
-    """Do nothing: a kernel to see whether Numba compiles any."""
+    """Do nothing, as a kernel that tests if Numba can compile."""
 
 
 def _installed(*packages: str) -> list[Distribution]:
@@ -48,7 +47,7 @@ def _installed(*packages: str) -> list[Distribution]:
 
 @contextmanager
 def numpy_as_numba_expects() -> Iterator[None]:
-    """Give NumPy row_stack back for a while: at its first compilation numba-cuda, up to 0.30.4,
+    """Restore NumPy's row_stack temporarily: at its first compilation numba-cuda, up to 0.30.4,
     registers that old name of vstack, which NumPy 2.5 has removed. No kernel of ours calls it."""
     import numpy
 
@@ -68,11 +67,11 @@ def numpy_as_numba_expects() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a day builds a library in a way of its own: see `Builder.library`.
+    """The directory in which a day builds a library itself: see `Builder.library`.
 
-    directory: holds copies of the sources, and whatever is built. kernel: the .cu, or the .cpp that
-    the CPU backend makes of it. flags: (macros) -> keywords for torch.utils.cpp_extension.load,
-    where each flag is quoted as for a shell.
+    directory: contains copies of the sources, and all results. kernel: the .cu, or the .cpp
+    generated from it for the CPU backend. flags: (macros) -> keywords for
+    torch.utils.cpp_extension.load, each flag quoted for a shell.
     """
 
     directory: Path
@@ -88,7 +87,7 @@ class Site:
     def run(self, command: list[Any], **variables: Any) -> None:
         """Run a command in the directory, with this platform's compilers in its environment.
 
-        variables: further environment variables. Raises BuildError with what the command printed.
+        variables: further environment variables. Raise BuildError with the command's output.
         """
         compiler = self.platform.compiler
         found = {**os.environ, "CXX": compiler, "CC": compiler}
@@ -110,14 +109,14 @@ class Site:
 
 
 def not_watched(interpreter: str) -> str:
-    """Return why no tool looks at the accesses of kernels that this interpreter runs."""
+    """Return why no tool traces the accesses of kernels that this interpreter runs."""
     return f"{interpreter} runs the kernels; on a GPU, --sanitize watches them"
 
 
 class Builder:
-    """What `Rung.load` is called with.
+    """The argument of `Rung.load`.
 
-    seconds: how long the last thing that it handed out took to build, when it was built.
+    seconds: build time of its last result, at the time when that was built.
     """
 
     def __init__(self, todo: Build):
@@ -133,9 +132,9 @@ class Builder:
         return load(self._todo)
 
     def module(self, name: str, sources: list[str], defines: list[str]) -> Any:
-        """Return a Python module of the day's own `sources` with pybind11 and torch/extension.h.
+        """Return a Python module of the day's `sources` with pybind11 and torch/extension.h.
 
-        defines: macros set for all of them. Raises BuildError.
+        defines: macros set for all of them. Raise BuildError.
         """
         files = [self._todo.day.file(source) for source in sources]
         reached = sorted({path for file in files for path in sources_of(file)})
@@ -158,7 +157,7 @@ class Builder:
     def inline(self, name: str, declarations: str, source: str, functions: list[str]) -> Any:
         """Return a Python module of CUDA source text, by torch.utils.cpp_extension.load_inline.
 
-        declarations: C++ declarations of `functions`, which become the module's. Raises BuildError.
+        declarations: C++ declarations of `functions`, which become the module's. Raise BuildError.
         """
 
         on_gpu = self.device == "cuda"
@@ -183,19 +182,19 @@ class Builder:
                 ),
             )
 
-        # The day's files are no part of it: it stays when a learner changes one of them.
+        # The key omits the day's files, so a learner's change does not affect it.
         parts = [*compilers(platform), declarations, text, *functions]
         key = digest(parts, () if on_gpu else cpu.HEADERS)
         entry = Entry(kind(f"{day.name}-{name}", platform), key, f"{name}.so")
         return self._module(name, compile_into, entry)
 
     def text(self) -> str:
-        """Return the text of the day's SOURCE, or of the file that stands in its place."""
+        """Return the text of the day's SOURCE, or of the file that replaces it."""
         return self._todo.day.source.read_text(encoding="utf-8")
 
     def generated(self, name: str, text: str) -> ctypes.CDLL:
-        """Return a library of CUDA source text that uses no header of PyTorch, for `extern "C"`
-        functions by ctypes. It stays while newer texts of this name are few. Raises BuildError."""
+        """Return a library of CUDA text without PyTorch's headers, for `extern "C"` functions by
+        ctypes. It is kept until many newer texts of this name exist. Raise BuildError."""
         day, platform = self._todo.day, self._todo.platform
         source = Entry(f"{day.kind}-{name}-text", digest([text]), f"{name}.cu", _KEPT_GENERATED)
         file = cached(source, lambda _: source.path.write_text(text, encoding="utf-8"))
@@ -229,9 +228,9 @@ class Builder:
     def library(self, namespace: str, sources: list[str], make: Callable[[Site], Path]) -> Any:
         """Return the operators torch.ops.<namespace> of a library that the day builds itself.
 
-        sources: files of the day's folder, copied to where it is built; one of them is the .cu.
-        make: builds the library and returns its path. It is part of day.py, so that it is built
-        again when that changes. Raises BuildError.
+        sources: files of the day's folder, copied to the build directory; one of them is the .cu.
+        make: builds the library and returns its path. It is part of day.py, so the library is built
+        again when day.py changes. Raise BuildError.
         """
         import torch
 
@@ -260,12 +259,12 @@ class Builder:
 
     def triton(self, module: str) -> Any:
         """Return `module`.py of the day's folder, whose functions launch Triton kernels. On the
-        CPU, Triton's interpreter runs them. Raises Skip where there is no Triton, or where memory
-        is to be watched, which the interpreter's is not."""
+        CPU, Triton's interpreter runs them. Raise Skip without Triton, or if memory is to be
+        watched, which the interpreter does not support."""
         if self.device == "cpu":
             self._not_watched(TRITON_INTERPRETER)
             os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is decorated
-            # A result may be infinite; NumPy, which computes it, would print that.
+            # A result may be infinite, of which NumPy would warn.
             warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton|numpy")
         try:
             importlib.import_module("triton")
@@ -274,13 +273,13 @@ class Builder:
         return importlib.import_module(f"days.{self._todo.day.name}.{module}")
 
     def numba(self, module: str) -> Any:
-        """Return the same for Numba's kernels, and for its simulator on the CPU."""
+        """Return `module`.py likewise for Numba's kernels; on the CPU its simulator runs them."""
         if self.device == "cpu":
             self._not_watched(NUMBA_SIMULATOR)
             os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read where Numba is imported
         os.environ["NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS"] = "0"  # most cases are small on purpose
         try:
-            # Compiles at once, so that a Numba that is older than its NumPy is found here.
+            # Compile immediately, to detect a Numba that is older than its NumPy.
             with numpy_as_numba_expects():
                 importlib.import_module("numba.cuda").jit("void()")(_nothing)
         except ModuleNotFoundError as error:
@@ -329,7 +328,7 @@ class Builder:
         library = cached(entry, lambda directory: made.append(compile_into(directory)))
         self.seconds = entry.seconds
         if made:
-            return made[0]  # loaded already: a second copy could not register what it registers
+            return made[0]  # loaded already: a second copy could not register the same names
         spec = importlib.util.spec_from_file_location(name, library)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)

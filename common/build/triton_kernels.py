@@ -1,10 +1,9 @@
-"""Compiles a day's kernels in Triton while the day is built, so that its run finds them in Triton's
-cache.
+"""Compile a day's Triton kernels while the day is built, so that its run finds them in the cache.
 
 Triton compiles a kernel at its first launch with other types, other constants, or other arguments
 that are multiples of 16 or equal to 1. Here the launchers are called for every case with tensors
-that have a shape and no memory, and what they launch is recorded instead. Neither that nor
-compiling needs a GPU.
+that have a shape but no memory, and their launches are recorded. Neither this nor the compilation
+needs a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from common.base.toolchain import sm
 from common.base.where import cores
 
 GPU = torch.device("cuda", 0)
-THREADS = 4  # kernels of a day that are compiled at a time: other days are built beside it
+THREADS = 4  # kernels of a day compiled at a time, since other days are built in parallel
 
 Found = dict[tuple[str, str], "Variant"]  # by the kernel's name and Triton's key
 
@@ -33,19 +32,19 @@ Found = dict[tuple[str, str], "Variant"]  # by the kernel's name and Triton's ke
 @dataclass(frozen=True)
 class Variant:
     """A kernel for one set of types, constants and multiples. function: triton's JITFunction.
-    arguments: what it is compiled for, as Triton writes it."""
+    arguments: Triton's text of the arguments that it is compiled for."""
 
     function: Any = field(repr=False)
     arguments: str = field(repr=False)
 
     def compile(self) -> None:
-        """Put it into Triton's cache. Raise what Triton raises where it does not compile."""
+        """Compile it into Triton's cache. Raise what Triton raises if it does not compile."""
         self.function.preload(self.arguments)
 
 
 class Shapes:
-    """Stands in for `common.check.draw.Draw`: tensors of the requested shape and dtype, whose
-    values were not drawn. Where tensors have no memory, they take none."""
+    """Stand in for `common.check.draw.Draw`: return tensors of the requested shape and dtype with
+    undrawn values. In a mode of tensors without memory, they take none."""
 
     def __init__(self, case: Case):
         self.case, self.device = case, torch.device("cpu")
@@ -58,7 +57,7 @@ class Shapes:
 
 
 class _Target:
-    """Stands in for Triton's driver: compiles for an architecture that need not be here."""
+    """Stand in for Triton's driver: compile for an architecture that this machine may lack."""
 
     def __init__(self, arch: str):
         target = importlib.import_module("triton.backends.compiler").GPUTarget
@@ -76,7 +75,7 @@ class _Target:
 
 @contextmanager
 def compiling_for(arch: str) -> Iterator[None]:
-    """Let Triton compile for this architecture ("9.0a") without looking for a GPU."""
+    """Make Triton compile for this architecture ("9.0a") without looking for a GPU."""
     config = importlib.import_module("triton.runtime.driver").driver
     before = config._active
     config.set_active(_Target(arch))
@@ -107,8 +106,8 @@ def recording() -> Iterator[Found]:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Make tensors without memory meanwhile, whose addresses count from 0, and leave the GPU alone:
-    a day may be timed on it."""
+    """Create tensors without memory, whose addresses count from 0, and do not use the GPU, on which
+    a day may be timed."""
     fake = importlib.import_module("torch._subclasses.fake_tensor")
 
     def address(tensor: torch.Tensor) -> int:
@@ -125,8 +124,8 @@ def without_memory() -> Iterator[None]:
 
 
 def on_gpu(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with the CPU's tensors as a launcher finds them on a GPU, strides and
-    alignment unchanged. Use it inside `without_memory`."""
+    """Return the arguments with the CPU's tensors moved to a GPU; strides and alignment unchanged.
+    Use it inside `without_memory`."""
 
     def moved(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
@@ -142,7 +141,7 @@ def on_gpu(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def cases_of(problem: Problem, rung: Rung) -> list[Case]:
-    """Return what the run calls the rung with, but for a random case and one of 2^31 elements."""
+    """Return the cases of a rung's run, except a random case and one of 2^31 elements."""
     timed = [problem.bench] if problem.timed and rung.timed else []
     return list(dict.fromkeys([*problem.cases_of(rung), *timed]))
 
@@ -157,10 +156,10 @@ def launched(problem: Problem, call: Callable[..., Any], cases: Iterable[Case]) 
 
 
 def compile_kernels(rungs: Iterable[tuple[Problem, Rung, Callable[..., Any]]], arch: str) -> None:
-    """Compile what the rungs launch on their cases, several kernels at a time.
+    """Compile the kernels that the rungs launch on their cases, several at a time.
 
-    What cannot be called or compiled here is left to the run, which meets the same error and shows
-    it with its rung.
+    Errors of a call or compilation are ignored: the run meets them again and reports them with the
+    rung.
     """
     found: Found = {}
     with compiling_for(arch):

@@ -1,4 +1,4 @@
-"""Arguments of launchers in Python, checked as common/cuda/tensor.cuh checks those of C++."""
+"""Check arguments of launchers in Python as common/cuda/tensor.cuh checks those of C++."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def require(
     shape: tuple[int, ...] | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Refuse what a kernel in Python could not read: every tensor has to be contiguous, and on the
-    GPU, or on the CPU where an interpreter runs the kernels.
+    """Raise unless `tensor` is a contiguous tensor on the GPU, or on the CPU if an interpreter runs
+    the kernels, and meets the other requirements.
 
-    like: it has to have the dtype, shape and device of this one. dtypes: one of these. rank: so
-    many dimensions. shape: this one. device: this one. Raises TypeError for what is no tensor or
-    has another dtype, ValueError for the others; the message names the argument.
+    like: the tensor must have the dtype, shape and device of this one. dtypes: allowed dtypes.
+    rank: number of dimensions. shape, device: exact values. Raise TypeError if it is not a tensor
+    or has another dtype, ValueError otherwise; the message names the argument.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
@@ -51,17 +51,17 @@ def require(
 
 
 def aligned(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors, each that begins at no multiple of 16 bytes as a copy that does.
+    """Return the tensors, with a copy of each one that does not start at a multiple of 16 bytes.
 
-    Triton compiles a kernel anew for each combination of aligned and unaligned pointers, and loads
-    narrowly where one is not. The rare slice that is not aligned, like x[1:], is copied instead, as
-    torch.compile does too.
+    Triton compiles a kernel for each combination of aligned and unaligned pointers, and uses narrow
+    loads for unaligned ones. Unaligned slices, like x[1:], are rare and copied instead, as
+    torch.compile does.
     """
     return tuple(t if t.data_ptr() % 16 == 0 else t.clone() for t in tensors)
 
 
 def require_float(value: float, name: str) -> None:
-    """Refuse a finite number that would be infinite in fp32. Raises ValueError."""
+    """Raise ValueError for a finite number that would be infinite in fp32."""
     if math.isfinite(value) and abs(value) > torch.finfo(torch.float32).max:
         raise ValueError(f"{name}: expected a number of fp32, got {value:g}")
 

@@ -1,4 +1,4 @@
-"""Registers the backward of a rung, as `Rung.backward` and `Rung.saves` declare it."""
+"""Register the backward of a rung, as `Rung.backward` and `Rung.saves` declare it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def differentiable(namespace: str, rung: Rung) -> None:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         saved = saves(inputs, output)
         ctx.save_for_backward(*(item for item in saved if isinstance(item, torch.Tensor)))
-        # In the place of each tensor, None: it must live in what autograd knows of.
+        # None replaces each tensor, which autograd itself has to hold.
         ctx.plain = [None if isinstance(item, torch.Tensor) else item for item in saved]
         ctx.places = [i for i, item in enumerate(saved) if isinstance(item, torch.Tensor)]
 

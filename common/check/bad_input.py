@@ -1,8 +1,8 @@
-"""Calls a rung with bad input, derived from a good case: computed right, or refused by name.
+"""Call a rung with bad input derived from a good case.
 
-Every bad input must either give what the reference gives for that very input, or be refused with
-an exception that names the argument. A crash, a wrong answer, an input accepted that the reference
-itself refuses, or a device that does not work afterwards, is a failure.
+A rung must either compute the reference's result for a bad input, or refuse it with an exception
+that names the argument. A crash, a wrong result, an accepted input that the reference refuses, or a
+device that does not work afterwards is a failure.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from common.check.rungs import CheckResult
 if TYPE_CHECKING:
     from common.check.device import Backend
 
-QUICK = 4  # of so many bad inputs, a quick check tries one
-HUGE = 2**62  # no size, and too large for the 32 bits it may be narrowed to
+QUICK = 4  # a quick check tries one of so many bad inputs
+HUGE = 2**62  # larger than any size, and than the 32 bits to which it may be narrowed
 
 
 @dataclass(frozen=True)
 class BadInput:
     """One set of arguments.
 
-    argument: the name that was changed, or several joined by " and ". how: what was done to it.
-    names: a refusal has to name one of these. by_dispatcher: PyTorch may refuse it in its own
-    words, because no kernel is registered for the device. key: the dispatch key whose kernel is
-    called whatever PyTorch would choose: on a GPU it chooses the kernel if one of the tensors is
-    there, on the CPU backend it never does. index: a value in a tensor of integers,
-    which may be an index that a launcher cannot see, is out of range. other_device: the place of
-    the argument that is on a second GPU, of a list its last tensor; that must be refused.
+    argument: name of the changed argument, or several names joined by " and ". how: the change.
+    names: a refusal has to contain one of these. by_dispatcher: PyTorch may refuse the call with
+    its own message, because no kernel is registered for the device. key: dispatch key whose kernel
+    is called instead of PyTorch's choice, which is the CUDA kernel if one tensor is on a GPU, but
+    never on the CPU backend. index: one value of an integer tensor is out of range if the values
+    are indices; a launcher cannot read them. other_device: position of the argument that is on a
+    second GPU (of a list, its last tensor); the call must be refused.
     """
 
     argument: str
@@ -82,13 +82,13 @@ def check_bad_input(
     only_shifted: bool = False,
     quick: bool = False,
 ) -> CheckResult:
-    """Try all bad inputs that can be derived from one small good case, then that case again; and
-    tensors that are not aligned from cases that vector loads fit.
+    """Try all bad inputs derived from one small good case, then that case again; also try unaligned
+    tensors derived from cases whose sizes allow vector loads.
 
-    only_shifted: nothing but tensors that are not aligned. quick: only every QUICK-th, and one
-    of the cases that vector loads fit, beginning with another one for each rung, so that several
-    rungs of a problem try them all. In the result, `checked` is the number of bad inputs tried; the
-    failure says which argument, how it was made, and what happened.
+    only_shifted: try unaligned tensors only. quick: try every QUICK-th bad input, and one of the
+    cases that fit vector loads, starting at a different one for each rung, so that the rungs of a
+    problem together try most or all of them. In the result, `checked` is the number of bad inputs
+    tried; the failure names the argument, its change and the outcome.
     """
     result = CheckResult()
     cases = problem.cases_of(rung)
@@ -105,7 +105,7 @@ def check_bad_input(
         drawn = Draw(case, backend, seed=3)
         args = problem.inputs(case, drawn)
         everything = case == good and not only_shifted
-        # Which bad inputs there are, in which order.
+        # The bad inputs and their order depend on these.
         two_gpus = everything and backend.watches_calls and rung.of_library
         source = (case, everything, two_gpus)
         run = Attempt(problem, call, signature, backend, args, drawn.on_host, source)
@@ -159,8 +159,8 @@ def _place(problem: Problem, rung: Rung) -> int:
 
 
 def _late(failure: Failure, unseen: Sequence[str], backend: Backend) -> Failure:
-    """Return the failure, with the refused calls for whose kernels, if they launched any, the GPU
-    was not waited for: an error of one of them shows in a later call."""
+    """Return the failure with a note that lists the `unseen` calls: refused ones without a
+    synchronisation, so that an error of a kernel they launched appears in a later call."""
     if backend.name == "cpu" or not unseen:
         return failure
     calls = "; ".join(unseen[-SHOWN_CALLS:])
@@ -175,8 +175,8 @@ LARGEST = 1 << 16  # elements of a case's shape, for more than one call
 
 def aligned_cases(cases: list[Case]) -> list[Case]:
     """Return, for each dtype, the smallest and the largest case with sizes that allow vector loads:
-    there a kernel takes its fastest path, unless it looks at the addresses too. The last size
-    tells, or where that never does (it may be no size of a tensor), any of them."""
+    a kernel takes its fastest path for them, unless it also tests addresses. The last size decides;
+    if it never allows them (it may not be a tensor's size), any size does."""
     found: list[Case] = []
     for dtype in dict.fromkeys(case.dtype for case in cases):
         ordinary = [
@@ -201,8 +201,7 @@ def aligned_cases(cases: list[Case]) -> list[Case]:
 
 
 def good_case(cases: list[Case]) -> Case:
-    """Return the case to start from: ordinary values, no size of 0 or 1 if possible, distinct
-    sizes."""
+    """Return the case to start from: ordinary values and, if possible, distinct sizes above 1."""
 
     def rank(case: Case) -> tuple[bool, bool, bool, int]:
         return (
@@ -216,18 +215,18 @@ def good_case(cases: list[Case]) -> Case:
 
 
 def starting_cases(cases: list[Case]) -> list[Case]:
-    """Return the case that all bad inputs are derived from, then those that a few are."""
+    """Return the case from which all bad inputs are derived, then the cases for a few of them."""
     return list(dict.fromkeys([good_case(cases), *aligned_cases(cases)]))
 
 
-# ---------------------------------------------------------------- what is tried
+# ---------------------------------------------------------------- the bad inputs
 
 
 def fewer_bad_inputs(
     args: tuple[Any, ...], signature: Signature, only_shifted: bool = False
 ) -> Iterator[BadInput]:
-    """Yield what is tried with a case that vector loads fit: tensors that are not aligned and,
-    unless only_shifted, a size of 0 beside others that they fit."""
+    """Yield the bad inputs of a case whose sizes allow vector loads: unaligned tensors and,
+    unless only_shifted, tensors with a size of 0."""
     yield from _shifted(args, signature)
     if not only_shifted:
         yield from _emptied(args, signature)
@@ -240,9 +239,8 @@ def bad_inputs(
     on_host: bool = False,
     two_gpus: bool = False,
 ) -> Iterator[BadInput]:
-    """Return all that is tried, one after the other. on_host: the arguments are host arrays.
-    two_gpus: also with a tensor on a second GPU, which the CPU backend plays for
-    common/cuda/tensor.cuh."""
+    """Yield all bad inputs. on_host: the arguments are host arrays. two_gpus: include inputs with a
+    tensor on a second GPU, which the CPU backend simulates for common/cuda/tensor.cuh."""
     names = signature.names
     places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
     tensors = tuple(names[place] for place in places)
@@ -254,12 +252,12 @@ def bad_inputs(
         name, good = names[place], args[place]
         written = place in signature.writes
         for how, value in _tensor_variants(good, written):
-            # Where tensors disagree, whichever of them is named is as good.
+            # If tensors disagree, the message may name any of them.
             yield BadInput(name, how, changed(place, value), tensors)
         where, elsewhere = _elsewhere(good, backend)
         yield BadInput(name, where, changed(place, elsewhere), tensors, by_dispatcher=True)
         if len(places) > 1 and backend.name == "cpu" and not on_host:
-            # What the dispatcher lets through on a GPU: one tensor there, another on the host.
+            # On a GPU the dispatcher accepts one tensor there and another on the host.
             how = f"{where}, with the others' kernel called"
             yield BadInput(name, how, changed(place, elsewhere), tensors, key="CPU")
             if two_gpus and good.numel():
@@ -288,7 +286,7 @@ def bad_inputs(
 
 
 def _tensor_variants(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
-    """Return (how, tensor) for one tensor argument, the others left as they are."""
+    """Yield (how, tensor) for one tensor argument; the others stay unchanged."""
     for dtype in _other_dtypes(good.dtype):
         yield f"as {_name(dtype)} instead of {_name(good.dtype)}", good.to(dtype)
 
@@ -314,7 +312,8 @@ def _tensor_variants(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]
 
 
 def layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
-    """Return the same shape and, but for the last, the same values, otherwise in memory."""
+    """Yield (how, tensor) with the same shape in another memory layout; all but the last have the
+    same values."""
     if good.dim() == 0 or good.numel() < 2:
         return
     step = good.new_zeros((*good.shape[:-1], 2 * good.shape[-1]))[..., ::2]
@@ -329,14 +328,14 @@ def layouts(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def unaligned(good: Tensor, elements: int = 1) -> Tensor:
-    """Return contiguous, but starting so many elements past an aligned address, like x[1:]."""
+    """Return a contiguous copy that starts `elements` past an aligned address, like x[1:]."""
     room = good.new_zeros(good.numel() + elements)
     return room[elements:].view(good.shape).copy_(good)
 
 
 def _shifted(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
-    """Return tensors that begin at odd addresses: each alone, then all of them; of lists, the first
-    or the last."""
+    """Yield inputs with unaligned tensors: each tensor alone, then all of them; of a list, the
+    first or the last tensor."""
     places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
     names = tuple(signature.names[place] for place in places)
     for place, value in enumerate(args):
@@ -363,7 +362,7 @@ def _shifted(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
 
 
 def _emptied(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
-    """Return, for each size that occurs, all tensors with 0 in its place."""
+    """Yield, for each size that occurs, all tensors with that size replaced by 0."""
     places = [place for place, value in enumerate(args) if isinstance(value, Tensor)]
     names = tuple(signature.names[place] for place in places)
     for size in sorted({size for place in places for size in args[place].shape if size > 0}):
@@ -376,7 +375,7 @@ def _emptied(args: tuple[Any, ...], signature: Signature) -> Iterator[BadInput]:
 
 
 def _index_variants(good: Tensor, tensors: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Return (how, tensor) with one value that is out of range if the values are indices."""
+    """Yield (how, tensor) with one value that is out of range if the values are indices."""
     if good.dtype not in (torch.int32, torch.int64) or not good.numel():
         return
     most = int(good.max())
@@ -401,7 +400,7 @@ def _other_dtypes(dtype: torch.dtype) -> list[torch.dtype]:
 
 
 def _elsewhere(good: Tensor, backend: Backend) -> tuple[str, Tensor]:
-    """Return the tensor on a device where the rung does not expect it."""
+    """Return (how, tensor) with the tensor on a device where the rung does not expect it."""
     other = "meta"
     if backend.name == "cuda":
         other = "cpu" if good.device.type == "cuda" else "cuda"
@@ -409,7 +408,7 @@ def _elsewhere(good: Tensor, backend: Backend) -> tuple[str, Tensor]:
 
 
 def _scalar_variants(value: Any) -> Iterator[tuple[str, Any]]:
-    """Return (how, value) for one argument that is no tensor."""
+    """Yield (how, value) for one argument that is not a tensor."""
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, int):
@@ -438,8 +437,8 @@ def _are_tensors(value: Any) -> bool:
 
 
 def _list_variants(value: Any, written: bool) -> Iterator[tuple[str, list[Tensor]]]:
-    """Return (how, tensors) for one argument that is a list of tensors: its first or its last
-    changed."""
+    """Yield (how, tensors) for one argument that is a list of tensors, with its first or last
+    tensor changed."""
     if not _are_tensors(value):
         return
     for place in dict.fromkeys((0, len(value) - 1)):
@@ -455,7 +454,7 @@ def _together(
     signature: Signature,
     backend: Backend,
 ) -> Iterator[BadInput]:
-    """Return changes of all tensor arguments at once, so that they still agree with each other."""
+    """Yield changes of all tensor arguments at once, so that they still agree with each other."""
     title = " and ".join(tensors)
 
     def everywhere(how: str, function: Callable[[Tensor], Tensor], **options: Any) -> BadInput:
@@ -482,21 +481,21 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _brief(value: Any) -> str:
-    """Return a value in a few characters: a list of tensors as their number."""
+    """Return a value as short text; a list of tensors as their number."""
     if _are_tensors(value):
         return f"{len(value)} tensors"
     return repr(value)
 
 
-# ---------------------------------------------------------------- what becomes of it
+# ---------------------------------------------------------------- the outcome
 
 
-ROOM = 8 << 30  # bytes that a call with bad input may take, where sizes can be absurd
+ROOM = 8 << 30  # bytes that a call with bad input, which may have huge sizes, may allocate
 
 
 @contextmanager
 def _limited_memory(backend: Backend) -> Iterator[None]:
-    """Let allocations fail beyond ROOM, on the CPU, instead of having the process killed."""
+    """Make allocations beyond ROOM fail on the CPU, so that the process is not killed."""
     if backend.name != "cpu":
         yield
         return
@@ -514,10 +513,9 @@ def _limited_memory(backend: Backend) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is called, and the good arguments that bad ones are derived from.
+    """The call under test and the good arguments from which bad ones are derived.
 
-    source: what the bad inputs are derived from, which other rungs of the problem get too; the same
-    for them all.
+    source: key of these bad inputs, equal for all rungs of the problem that get the same ones.
     """
 
     problem: Problem
@@ -542,7 +540,7 @@ class Attempt:
         )
 
     def _expected(self, args: tuple[Any, ...], number: int) -> Expected:
-        """Return the arguments for the bad input of that number in order, -1 for the good one."""
+        """Return the expected results for bad input `number`, -1 for the good one."""
         return expectations.get(
             self.problem,
             self.backend.device,
@@ -551,11 +549,11 @@ class Attempt:
         )
 
     def attempt(self, bad: BadInput, number: int) -> tuple[Failure | None, bool]:
-        """Return what is wrong with the call, and whether it was refused.
+        """Return the call's failure, None if it passed, and True if the call was refused.
 
-        A GPU is not waited for after a refused call: a launcher that refuses has launched nothing,
-        and where several processes share the GPU, thousands of waits take most of a check. If it
-        has launched something that fails, the next call that is waited for shows it.
+        A refused call is not followed by a synchronisation: a launcher that refuses has launched
+        nothing, and if several processes share the GPU, thousands of waits take most of a check. If
+        a launched kernel fails after all, the next synchronisation reports it.
         """
         with _limited_memory(self.backend):
             return self._attempt(bad, number)
@@ -576,9 +574,9 @@ class Attempt:
         return self._judge_refused(bad.names, refusal, bad.by_dispatcher), True
 
     def refusal(self) -> Failure | None:
-        """Return whether the arguments are refused, as the problem says that they must be."""
+        """Return the failure if the arguments are not refused, as the problem declares, or None."""
         try:
-            if _share_memory(self.good):  # guarded copies would not
+            if _share_memory(self.good):  # guarded copies would not share it
                 with self.backend.watching(None, self.on_host), torch.no_grad():
                     self.call(*self.good)
                 self.backend.synchronize()
@@ -624,7 +622,7 @@ class Attempt:
             raise
         except Exception as error:
             if bad.index:
-                return failure  # a launcher does not see the values: it may give anything for them
+                return failure  # a launcher cannot read the values: any result is accepted
             return Failure(
                 "it was accepted, although the reference itself refuses it",
                 [

@@ -1,8 +1,8 @@
-"""A case of more than 2^31 elements, on a GPU: an index that is kept in 32 bits is wrong there.
+"""Check a case of more than 2^31 elements on a GPU, where a 32-bit index overflows.
 
-It would take far too long to go through everything that a check tries, so the rung is called once
-and held against PyTorch's own operator, in parts of the output: from its beginning, around element
-2^31 and at its end.
+The full set of checks would take too long, so the rung is called once, and its output is compared
+with that of PyTorch's operator in three parts: at the beginning, around element 2^31 and at the
+end.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from common.check.lacks import lacking
 from common.check.refusal import GAVE_UP, names_one_of
 
 BEYOND = (1 << 31) + (1 << 12)  # elements
-MOST_WORK = 8.0  # operations per byte: what needs more is not limited by memory, and takes long
-ROOM = 3.0  # times the bytes of the case: of the outputs, PyTorch's and the random numbers' too
+MOST_WORK = 8.0  # operations per byte: above, a kernel is not limited by memory, and takes long
+ROOM = 3.0  # times the bytes of the case: also for PyTorch's outputs and the random numbers
 MOST_BYTES = 1 << 50  # of about 2^31 elements
 NUMBERS = 4  # bytes per element, while random numbers are drawn
 PART = 1 << 20  # elements that are compared at a time
-# Why there is no such case, where nothing is missing.
+# Reasons for the lack of such a case that do not depend on the machine.
 UNTIMED, UNLIMITED = "nothing of it is timed", "it is not limited by memory"
 OWN_NUMBERS = "PyTorch draws random numbers of its own"
-ERROR = 0.05  # of an element and of the usual size: what is wrong here is another element
+ERROR = 0.05  # of an element and of the usual size: a wrong index reads another element
 
 
 def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, str]:
-    """Return the case to try and "", or None and why there is none.
+    """Return the case to try and "", or None and the reason why there is none.
 
-    It is the case of the timing, in the shortest of the rung's dtypes, with its largest dimension
-    made as long as necessary. free: bytes of the GPU's memory.
+    It is the timing case, in the shortest of the rung's dtypes, with its largest dimension made as
+    long as necessary. free: bytes of the GPU's memory.
     """
     if not problem.timed or problem.pytorch is None or not problem.bench.shape:
         return None, UNTIMED
@@ -54,7 +54,7 @@ def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, st
     dtype = min(known, key=lambda name: known[name].itemsize)
     shape = list(problem.bench.shape)
     longest = shape.index(max(shape))
-    # A 0 in a shape is a choice (not causal, no padding), no size.
+    # A 0 in a shape is an option (not causal, no padding), not a size.
     rest = math.prod(size for i, size in enumerate(shape) if i != longest and size)
     shape[longest] = -(-BEYOND // rest) + 1
     case = replace(problem.bench, shape=tuple(shape), dtype=dtype)
@@ -67,16 +67,16 @@ def large_case(problem: Problem, rung: Rung, free: int) -> tuple[Case | None, st
 
 
 def why_not(problem: Problem, rung: Rung) -> str:
-    """Return why there is no such case however much memory is free; "" if there is one."""
+    """Return why no such case exists even with unlimited memory; "" if one exists."""
     return large_case(problem, rung, MOST_BYTES)[1]
 
 
 def check_beyond(
     problem: Problem, rung: Rung, call: Callable[..., Any], backend: Backend
 ) -> tuple[Failure | None, str]:
-    """Return what went wrong beyond 2^31 elements, and why nothing was tried, "" if it was.
+    """Return the failure beyond 2^31 elements, and the reason if nothing was tried, else "".
 
-    A refusal by the name of an argument is right, too.
+    A refusal that names an argument passes, too.
     """
     torch.cuda.empty_cache()
     case, reason = large_case(problem, rung, torch.cuda.mem_get_info()[0])
@@ -102,7 +102,7 @@ def _compared(
         return None, "its case does not grow with its largest dimension"
     with torch.no_grad():
         try:
-            # First: memory that PyTorch's result has left would hold what is right.
+            # First, since memory freed by PyTorch's result would hold the right values.
             found, names = _outputs(call, args, signature)
         except torch.OutOfMemoryError:
             raise
@@ -135,7 +135,8 @@ def _outputs(
 
 
 def difference(got: Tensor, own: Tensor) -> str:
-    """Return where two outputs differ by more than rounding, looked at in parts; "" if nowhere."""
+    """Return the first place where two outputs differ by more than rounding, compared in parts, or
+    ""."""
     if got.shape != own.shape:
         return f"shape {tuple(got.shape)}, PyTorch's has {tuple(own.shape)}"
     mine, theirs = got.reshape(-1), own.reshape(-1)

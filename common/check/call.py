@@ -1,4 +1,4 @@
-"""One guarded call of a rung, and the judgement of what came back."""
+"""Make one guarded call of a rung, and judge its results."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong. summary: one line that names the case. details: lines that explain it.
+    """A failed check. summary: one line that names the case. details: lines that explain it.
     example: lines that show one tiny case in full (common/check/tiny_case.py). values: an output
-    has the right shape and dtype, and wrong elements."""
+    has the right shape and dtype, but wrong elements."""
 
     summary: str
     details: list[str] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Failure:
         return "\n".join([self.summary, *lines])
 
     def about(self, case: Case | str) -> Failure:
-        """Return the same, naming the case."""
+        """Return the same failure with the case in front of its summary."""
         return replace(self, summary=f"{case}: {self.summary}")
 
 
 @dataclass
 class Call:
-    """One call of a rung that came back: its arguments as they are now, and its outputs."""
+    """One call of a rung that returned: its arguments after the call, and its outputs."""
 
     args: tuple[Any, ...]
     outputs: list[Tensor]
@@ -76,7 +76,7 @@ def storage_of(tensor: Tensor) -> int:
 def outputs_of(
     result: Any, args: tuple[Any, ...], signature: Signature
 ) -> tuple[list[Tensor], list[str]]:
-    """Return the outputs as `common.check.expected` defines them, and what to call each."""
+    """Return the outputs as `common.check.expected` defines them, and their names in messages."""
     returned = tensors_of(result)
     outputs = list(returned)
     many = len(returned) > 1
@@ -110,14 +110,14 @@ def call_guarded(
     other_device: int | None = None,
     late: bool = False,
 ) -> Call:
-    """Call a rung on copies of `args` in guarded memory, its own allocations guarded as well.
+    """Call a rung on copies of `args` in guarded memory; its allocations are guarded as well.
 
-    variant: what fresh memory holds, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
-    earlier call, into whose arguments' memory the copies go where they fit. key: see
-    `GuardedAllocations`. other_device: the place of the argument that lies on another GPU than the
-    rest, of a list its last tensor. late: on the CPU backend, the work of streams is put off as
-    late as legal, that which brings the arguments' values as well. Raises what the call raises, and
-    the error that the device reports after it.
+    variant: content of fresh memory, see `GuardedMemory`. on_host: see `Backend.watching`. into: an
+    earlier call, whose arguments' memory is reused for the copies if they fit. key: see
+    `GuardedAllocations`. other_device: position of the argument that is on another GPU than the
+    rest (of a list, its last tensor). late: on the CPU backend, streams run their work as late as
+    legal, including the copy that sets the arguments' values. Raise what the call raises, and the
+    error that the device reports after it.
     """
     copies = _copied_into(into, args) if into is not None else None
     if copies is not None:
@@ -167,7 +167,7 @@ def _copies(memory: GuardedMemory, args: tuple[Any, ...], signature: Signature) 
 
 
 def _taken_out(args: tuple[Any, ...]) -> list[tuple[Tensor, Tensor]]:
-    """Return each contiguous tensor with a copy of its values, which it has no longer."""
+    """Return each contiguous tensor with a copy of its values, after overwriting the tensor."""
     pairs = []
     for leaf in tree_leaves(args):
         if isinstance(leaf, Tensor) and leaf.device.type != "meta" and leaf.is_contiguous():
@@ -177,8 +177,7 @@ def _taken_out(args: tuple[Any, ...]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _copied_into(earlier: Call, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the arguments of an earlier call with the values of these; None where they do not
-    fit."""
+    """Return an earlier call's arguments with the values of `args`, or None if they do not fit."""
     leaves, structure = tree_flatten(args)
     places = tree_leaves(earlier.args)
     if len(places) != len(leaves):
@@ -194,7 +193,7 @@ def _copied_into(earlier: Call, args: tuple[Any, ...]) -> tuple[Any, ...] | None
 
 
 def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> Failure | None:
-    """Return memory written where the call had no business to write."""
+    """Return a failure if the call wrote memory that it must not write."""
     outside = done.memory.violations()
     if outside:
         hint = (
@@ -230,7 +229,7 @@ def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> F
 def not_a_kernels(
     done: Call, rung: Rung, backend: Backend, on_host: bool = False
 ) -> Failure | None:
-    """Return a result that was not computed by kernels of the operator's own."""
+    """Return a failure if the result was not computed by the operator's own kernels."""
     if done.modified:
         return Failure(
             "an argument was written that the schema does not mark as written, and was restored",
@@ -257,7 +256,7 @@ def not_a_kernels(
     empty = any(argument.numel() == 0 for argument in arguments) or all(
         output.numel() == 0 for output in done.outputs
     )
-    # A function in Python may compute where it likes, as a simulator does.
+    # A function in Python may compute anywhere, as a simulator does.
     counts = backend.watches_calls and rung.of_library
     if counts and not (done.watched.work or empty or on_host):
         return Failure(
@@ -277,11 +276,11 @@ def judge(
     strides: bool = True,
     looks: Sequence[Look] = (),
 ) -> Failure | None:
-    """Compare outputs with what is expected.
+    """Compare outputs with the expected results.
 
-    samples: makes those of further inputs, for PyTorch's error; called where an output is not
-    right without. strides: whether those of a returned tensor must be as PyTorch's are; those of
-    an argument are what they were. looks: what else is known of each output, for the explanation.
+    samples: returns the expected results of further inputs, for PyTorch's error; called only if an
+    output fails without them. strides: a returned tensor must have PyTorch's strides; an argument
+    keeps its strides. looks: further facts about each output, for the explanation.
     """
     pairs = expected.pairs(len(outputs))
     if pairs is None:
@@ -333,15 +332,16 @@ def judge(
     return None
 
 
-# What STD_TORCH_CHECK puts in front of a message, where the check is a helper's: not the line that
+# The prefix that STD_TORCH_CHECK adds to a message if the check is in a helper: not the line that
 # went wrong.
 _OF_A_HELPER = re.compile(r"^\S+, common/cuda/\S+:\d+, ")
 
 
 def raised(error: Exception, where: str = "") -> Failure:
-    """Return a call that raised, as a failure; where: in front of it, with a comma and a blank.
+    """Return the failure of a call that raised; where: prefix of its summary, ends in a comma and a
+    blank.
 
-    Raises Lacking where the call said that the card lacks something.
+    Raise Lacking if the message reports that the card lacks something.
     """
     if lacks := lacking(message_of(error)):
         raise Lacking(lacks) from error
@@ -357,7 +357,8 @@ def raised(error: Exception, where: str = "") -> Failure:
 def first_difference(
     before: Sequence[Tensor], after: Sequence[Tensor], names: Sequence[str]
 ) -> str | None:
-    """Return where two lists of tensors first differ in bits (any NaN equal to any), in words."""
+    """Return the first bitwise difference of two lists of tensors as text (all NaN are equal), or
+    None."""
     for old, new, name in zip(before, after, names, strict=True):
         if same_values(old, new):
             continue

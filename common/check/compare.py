@@ -1,21 +1,21 @@
-"""Compares a rung's output with the truth, and explains a difference so that one can act on it.
+"""Compare a rung's output with the truth, and explain a difference so that one can act on it.
 
-The truth is the reference in float64. How far a result may be from it is set beside the error
-that PyTorch's own operator makes on outputs of similar size:
+The truth is the reference in float64. The allowed distance from it depends on the error that
+PyTorch's own operator makes on outputs of similar size:
 
     |got - truth| <= ulps · eps · max(|truth|, tiny) + factor · E(|truth|)
 
-and, where the truth is exactly 0, `at_zero` besides.
+and additionally `at_zero` where the truth is exactly 0.
 
-E(m) is the largest error of PyTorch's operator, beyond the rounding of its result that no kernel
-can avoid, over outputs in the binade of m and the three above it, and further until sixteen
-elements are seen. Thus one element that PyTorch gets exactly does not make the bound zero, and
-small outputs cannot hide behind the error of large ones.
+E(m) is the largest error of PyTorch's operator, beyond the unavoidable rounding of its result, over
+outputs in the binade of m and the three above it, and further ones until sixteen elements are seen.
+Thus one element that PyTorch computes exactly does not make the bound zero, and the error of large
+outputs does not hide that of small ones.
 
-In 16-bit dtypes the mean error and the root mean square error are held against PyTorch's as well.
+In 16-bit dtypes the mean error and the root mean square error are compared with PyTorch's as well.
 
-Integer outputs are exact, unless the day's Tolerance has `levels` and `share`: then none may be
-further than so many levels from the truth, and no more than that share may differ at all.
+Integer outputs are exact, unless the day's Tolerance has `levels` and `share`: then none may differ
+by more than that many levels from the truth, and no more than that share may differ at all.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from common.base.figures import counted
 from common.check.guard import bits
 from common.check.patterns import NO_LOOK, Look, Wrong, hints
 
-CHUNK = 1 << 22  # elements looked at together: bounds the memory that a comparison takes
+CHUNK = 1 << 22  # elements compared at a time: bounds the memory of a comparison
 WORST = 4  # how many wrong elements are shown
-AROUND = (7, 5, 3)  # how many elements around the worst are shown, as far as they fit
-WIDTH = 74  # characters of a line: a terminal's 80 but a margin
-BINADES = 3  # how far above an output PyTorch's error still counts for it
-ENOUGH = 16  # elements that an error is taken from
-MANY_ULPS = 1000  # so many are no measure of a rounding error any more
-MANY = 256  # elements from which their errors are looked at together
-NEARLY = 4.0  # times what is allowed: up to here it may be mere rounding
+AROUND = (7, 5, 3)  # numbers of elements shown around the worst: the first that fits
+WIDTH = 74  # characters per line: a terminal's 80 minus a margin
+BINADES = 3  # binades above an output whose PyTorch errors count for it
+ENOUGH = 16  # elements from which an error is taken
+MANY_ULPS = 1000  # beyond, ulps do not measure a rounding error
+MANY = 256  # elements from which average errors are compared
+NEARLY = 4.0  # times the allowed error: below, rounding may be the cause
 
 _NEARLY_RIGHT = (
     f"hint: each is off by less than {NEARLY:g} times what is allowed, so it may be rounding "
@@ -54,11 +54,11 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Why an output was not accepted.
+    """The reason why an output was not accepted.
 
-    kind: "shape", "dtype", "device", "strides" or "values". summary: one line. details: lines
-    with the worst elements, their surroundings and, where a pattern is seen, what it hints at.
-    wrong: number of wrong elements.
+    kind: "shape", "dtype", "device", "strides" or "values". summary: one line. details: lines with
+    the worst elements, their neighbours and, if a pattern is found, its likely cause. wrong: number
+    of wrong elements.
     """
 
     kind: str
@@ -79,18 +79,18 @@ def compare(
     samples: Sequence[Pair] = (),
     look: Look = NO_LOOK,
 ) -> Mismatch | None:
-    """Return None where `got` is accepted.
+    """Return None if `got` is accepted, else the mismatch.
 
-    got: a rung's output. truth: the reference's in float64 (of any dtype where the output is no
-    floating one). own: PyTorch's own result in the dtype of the rung; it says which shape, dtype,
-    device and strides are expected, and how large an error is ordinary.
-    exact: equal to the last bit; NaN equals NaN. Always so where the output is not floating and the
+    got: a rung's output. truth: the reference's result in float64 (any dtype if the output is not
+    floating). own: PyTorch's result in the dtype of the rung; it defines the expected shape, dtype,
+    device and strides, and the usual size of an error.
+    exact: require equal bits; NaN equals NaN. Always so if the output is not floating and the
         tolerance has no levels.
     samples: more pairs of (truth, own), from other inputs, for outputs of so few elements that
         PyTorch's error on them is a matter of luck. A sample whose `own` has a longer eps than
         `got` counts with its error scaled down by the ratio.
-    look: what else is known of the call, for the explanation.
-    Raises ValueError naming the argument if `truth` and `own` do not have the same shape or are
+    look: further facts about the call, for the explanation.
+    Raise ValueError naming the argument if `truth` and `own` do not have the same shape or are
     not on one device.
     """
     if truth.shape != own.shape:
@@ -118,10 +118,10 @@ def wrong_elements(
     exact: bool = False,
     samples: Sequence[Pair] = (),
 ) -> Tensor:
-    """Return where `got` is not accepted; bool, of its shape, which is that of the others.
+    """Return a bool mask, shaped like `got`, of the elements that are not accepted.
 
-    The arguments are those of `compare`, of which a tolerance's `levels` and `share` count for a
-    whole output and not here.
+    The arguments are those of `compare`; a tolerance's `levels` and `share` apply to a whole output
+    and are ignored here.
     """
     bound = _bound_of(got, truth, own, tolerance, exact, samples)
     wrong, _ = _wrong_in_chunk(got.reshape(-1), truth.reshape(-1), own.reshape(-1), bound)
@@ -138,14 +138,14 @@ def _bound_of(
     exact: bool,
     samples: Sequence[Pair],
 ) -> _Bound | None:
-    """Return the allowed errors; None where elements must be equal."""
+    """Return the allowed errors; None if elements must be equal."""
     if exact or not got.dtype.is_floating_point:
         return None
     return _Bound(got.dtype, tolerance, [(truth, own), *samples])
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype agree bit for bit, any NaN equal to any
+    """Return True if two tensors have equal shape, dtype and bits, where any NaN equals any
     other."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -160,7 +160,7 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Return the tensor in a dtype that every operation knows: float8 has few of its own."""
+    """Return the tensor in a dtype that all operations support; few support float8."""
     one_byte = tensor.dtype.is_floating_point and tensor.element_size() == 1
     return tensor.float() if one_byte else tensor
 
@@ -204,21 +204,21 @@ def _compare_metadata(got: Tensor, own: Tensor) -> Mismatch | None:
 
 
 def _power_of_two_below(magnitude: Tensor) -> Tensor:
-    """Return 2^floor(log2 m) for float64 m >= 0, by clearing the mantissa: exact, and fast
-    anywhere."""
+    """Return 2^floor(log2 m) for float64 m >= 0, by clearing the mantissa: exact, and fast on every
+    device."""
     return (magnitude.view(torch.int64) & (0x7FF << 52)).view(torch.float64)
 
 
 def _ulp(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the distance of neighbouring numbers of `dtype` around a float64 magnitude;
+    """Return the distance of neighbouring numbers of `dtype` around a float64 magnitude, in
     float64."""
     limits = torch.finfo(dtype)
     return _power_of_two_below(magnitude).clamp(min=limits.smallest_normal) * limits.eps
 
 
 def _binade(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the biased exponent of float64 magnitudes, 0 to 2047; below the smallest normal number
-    of `dtype` all are one binade."""
+    """Return the biased exponent of float64 magnitudes, 0 to 2047; magnitudes below the smallest
+    normal number of `dtype` share one binade."""
     smallest = torch.finfo(dtype).smallest_normal
     return magnitude.clamp(min=smallest).view(torch.int64) >> 52
 
@@ -232,7 +232,7 @@ class _Errors:
         self.count = np.zeros(2048, dtype=np.int64)
 
     def add(self, truth: Tensor, own: Tensor) -> None:
-        """Take in one result of PyTorch's. Elements that are not finite say nothing."""
+        """Add one result of PyTorch's. Elements that are not finite are ignored."""
         eps = torch.finfo(own.dtype).eps
         scale = min(1.0, torch.finfo(self.dtype).eps / eps)
         flat_truth, flat_own = truth.reshape(-1), own.reshape(-1)
@@ -242,7 +242,7 @@ class _Errors:
             magnitude = t.abs()
             error = ((o - t).abs() - 0.5 * _ulp(magnitude, own.dtype)).clamp_(min=0) * scale
             binade = _binade(magnitude, self.dtype)
-            # Not finite: into the last binade, which no finite truth has.
+            # Elements that are not finite go into the last binade, which no finite truth has.
             usable = error.isfinite()
             binade = torch.where(usable, binade, 2047)
             error = torch.where(usable, error, 0.0)
@@ -255,14 +255,14 @@ class _Errors:
         if error.device.type == "cpu":
             largest.scatter_reduce_(0, binade, error, "amax")
         else:
-            # Atomic maxima of millions of elements in a handful of places would crawl.
+            # Atomic maxima of millions of elements in few places would be slow.
             for present in count.nonzero().flatten().tolist():
                 largest[present] = torch.where(binade == present, error, 0.0).max()
         self.count += count.cpu().numpy()
         self.largest = np.maximum(self.largest, largest.cpu().numpy())
 
     def table(self) -> np.ndarray:
-        """Return e by binade, float64, 2048 long."""
+        """Return E by binade: float64, 2048 values."""
         result = np.zeros(2048)
         present = np.flatnonzero(self.count)
         counts, errors = self.count[present].tolist(), self.largest[present].tolist()
@@ -273,7 +273,7 @@ class _Errors:
                 seen += counts[top]
                 error = max(error, errors[top])
                 top += 1
-            # At the upper end there is no more above: go on below.
+            # At the upper end there are no binades above: continue below.
             low = at - 1
             while low >= 0 and seen < ENOUGH:
                 seen += counts[low]
@@ -284,7 +284,7 @@ class _Errors:
 
 
 class _Bound:
-    """The allowed error of an element, from the magnitude of its truth."""
+    """The allowed error of an element as a function of its truth's magnitude."""
 
     def __init__(self, dtype: torch.dtype, tolerance: Tolerance, pairs: Sequence[Pair]):
         self.dtype = dtype
@@ -301,7 +301,7 @@ class _Bound:
         return ulps
 
     def allowed(self, magnitude: Tensor) -> Tensor:
-        """Return all that is allowed; float64. PyTorch's errors are looked at on the first call."""
+        """Return the whole allowed error; float64. The first call evaluates PyTorch's errors."""
         if self._table is None:
             errors = _Errors(self.dtype)
             for pair in self.pairs:
@@ -317,7 +317,7 @@ class _Bound:
 def _wrong_floating(
     got: Tensor, truth: Tensor, own: Tensor, bound: _Bound
 ) -> tuple[Tensor, Tensor]:
-    """Return flat tensors -> (wrong, |got - truth| over what is allowed, float64)."""
+    """Return (wrong, |got - truth| divided by the allowed error, float64) of flat tensors."""
     limits = torch.finfo(got.dtype)
     g, t, o = got.double(), truth.double(), own.double()
     magnitude = t.abs()
@@ -325,11 +325,11 @@ def _wrong_floating(
     allowed = bound.allowed(torch.where(finite, magnitude, 0.0))
     difference = (g - t).abs()
     right = g.isfinite() & (difference <= allowed)
-    # Infinity is right where the truth, or what is allowed around it, overflows the dtype.
+    # Infinity is right if the truth, or the allowed interval around it, overflows the dtype.
     overflow = limits.max * (1 + limits.eps / 4)
     right |= g.isinf() & (g.sign() == t.sign()) & (magnitude + allowed >= overflow)
     right = torch.where(finite, right, (g == t) | (g.isnan() & t.isnan()))
-    # Where PyTorch's own result leaves the finite numbers though the truth does not, so may ours.
+    # If PyTorch's result is not finite although the truth is, ours may equal it.
     strayed = finite & ~o.isfinite()
     right |= strayed & ((g == o) | (g.isnan() & o.isnan()))
     # A number for a NaN or the other way round is worse than any distance.
@@ -340,12 +340,12 @@ def _wrong_floating(
 def _wrong_in_chunk(
     got: Tensor, truth: Tensor, own: Tensor, bound: _Bound | None
 ) -> tuple[Tensor, Tensor]:
-    """Return flat chunks -> (indices of wrong elements, how wrong each is, float64)."""
+    """Return (indices of wrong elements, severity of each, float64) of flat chunks."""
     if bound is None:
         wrong = _differ(got, truth.to(got.dtype)).nonzero().flatten()
         severity = (got[wrong].double() - truth[wrong].double()).abs()
         return wrong, torch.where(severity.isnan(), math.inf, severity)
-    # Most elements of a right output are within the part of the bound that costs nothing to know.
+    # Most elements of a right output are within the part of the bound that is cheap to compute.
     t = truth.double()
     near = (got.double() - t).abs_() <= bound.always(t.abs())
     near &= t.isfinite()
@@ -365,7 +365,8 @@ def _compare_values(
     tolerance: Tolerance,
     look: Look,
 ) -> Mismatch | None:
-    """Return tolerance: for what has no bound, its levels and share."""
+    """Return the mismatch of values, or None. tolerance: levels and share, used if `bound` is
+    None."""
     flat_got, flat_truth, flat_own = got.reshape(-1), truth.reshape(-1), own.reshape(-1)
     found: list[tuple[Tensor, Tensor]] = []
     for start in range(0, flat_got.numel(), CHUNK):
@@ -381,7 +382,7 @@ def _compare_values(
     allowed = math.ceil(tolerance.share * got.numel())
     if within and places.numel() <= allowed:
         return None
-    # Of equally wrong ones the first, so that the report of a failure is stable.
+    # Among equally wrong elements take the first, so that a failure's report is stable.
     top = severity.topk(min(64 * WORST, severity.numel())).indices.sort().values
     order = severity[top].argsort(descending=True, stable=True)[:WORST]
     worst = places[top[order]].tolist()
@@ -404,11 +405,11 @@ def _compare_values(
 class _Average:
     """Errors of a whole output, as shares of the mean magnitude of its truth.
 
-    bias: of the error away from zero (an output that is 1.01 times what it should be has 0.01);
-    offset: of the error itself; noise: how large either may be where errors are independent and
-    have no preferred sign; bias_of_rows, offset_of_rows: how large where the elements of a row
-    share an error, as that of the row's sum, and those of the rows are independent; rms: the root
-    mean square error, as a share of the truth's.
+    bias: of the error away from zero (0.01 for an output 1.01 times too large); offset: of the
+    error itself; noise: size of either if errors are independent and have no preferred sign;
+    bias_of_rows, offset_of_rows: their size if the elements of a row share an error, such as that
+    of the row's sum, and rows are independent; rms: the root mean square error, as a share of the
+    truth's.
     """
 
     bias: float
@@ -420,7 +421,7 @@ class _Average:
 
 
 def _average(got: Tensor, truth: Tensor) -> _Average | None:
-    """Return None where there are too few elements, or too many of them are equal."""
+    """Return the errors, or None if there are too few elements or too many of them are equal."""
     flat_got, flat_truth = got.reshape(-1), truth.reshape(-1)
     if flat_got.numel() < MANY:
         return None
@@ -450,8 +451,8 @@ def _average(got: Tensor, truth: Tensor) -> _Average | None:
 def _compare_on_average(
     got: Tensor, truth: Tensor, own: Tensor, tolerance: Tolerance
 ) -> Mismatch | None:
-    """Return errors that are small enough one by one, but all of one sign, or all about as large as
-    is allowed: in short dtypes, a constant factor that is 1 % off hides within a few ulps."""
+    """Return a mismatch if errors are small one by one, but mostly of one sign or all nearly as
+    large as allowed: in short dtypes, a constant factor that is 1 % off hides within a few ulps."""
     ours = _average(got, truth)
     if ours is None:
         return None
@@ -459,11 +460,11 @@ def _compare_on_average(
     one_sided = eps * tolerance.ulps / 32 + 5 * ours.noise
     rough = eps * tolerance.ulps / 8
     if max(abs(ours.bias), abs(ours.offset)) <= one_sided and ours.rms <= rough:
-        return None  # whatever PyTorch's error is
+        return None  # right, however large PyTorch's error is
     theirs = _average(own, truth)
     if theirs is None:
         return None
-    # PyTorch's own may lean by chance to either side, row by row; ours may as far.
+    # PyTorch's errors may lean to either side by chance, row by row; ours may lean as far.
     their_bias = max(theirs.bias, theirs.bias_of_rows, key=abs)
     their_offset = max(theirs.offset, theirs.offset_of_rows, key=abs)
     limits = {
@@ -500,7 +501,8 @@ def _explain(
     shape: torch.Size,
     look: Look,
 ) -> Mismatch:
-    """Return flat tensors, flat indices of the wrong elements in order, and of the worst."""
+    """Return the mismatch. got, truth: flat. places: flat indices of the wrong elements, in order.
+    worst: flat indices of the worst."""
     total, count = got.numel(), places.numel()
     if total == 1:
         summary = "the only element is wrong"
@@ -520,7 +522,7 @@ def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _number(value: float, dtype: torch.dtype) -> str:
-    """Return digits enough to tell neighbouring numbers of the dtype apart."""
+    """Return the value with enough digits to distinguish neighbouring numbers of the dtype."""
     if not dtype.is_floating_point:
         return str(bool(value)) if dtype == torch.bool else str(int(value))
     digits = math.ceil(1 - math.log10(torch.finfo(dtype).eps)) + 1
@@ -562,16 +564,16 @@ def _table(
 
 
 def _in_ulps(count: float) -> str:
-    """Return " = 2.5 ulp"; nothing where there are so many that they say no more than the
-    difference."""
+    """Return " = 2.5 ulp", or "" for a large count, of which the difference itself is more
+    readable."""
     return f" = {count:.3g} ulp" if count < MANY_ULPS else ""
 
 
 def _neighbourhood(
     got: Tensor, truth: Tensor, places: Tensor, flat: int, shape: torch.Size
 ) -> list[str]:
-    """Return what lies around an element in its row, expected above got, wrong ones marked; as many
-    as fit on a line."""
+    """Return the elements around an element of its row, expected above got, wrong ones marked; as
+    many as fit on a line."""
     for count in AROUND:
         lines = _around(got, truth, places, flat, shape, count)
         if max(map(len, lines), default=0) <= WIDTH:

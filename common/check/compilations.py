@@ -1,4 +1,4 @@
-"""Names the kernels that Triton compiles during a call because its cache does not have them."""
+"""Name the kernels that Triton compiles during a call because its cache does not have them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 @contextmanager
 def triton_compilations() -> Iterator[list[str]]:
-    """Yield a list to which each kernel is added that Triton compiles meanwhile: its name and the
-    types of its arguments. It stays empty where nothing has imported Triton."""
+    """Yield a list that receives each kernel that Triton compiles meanwhile: its name and its
+    arguments' types. It stays empty if Triton has not been imported."""
     compiled: list[str] = []
     triton = sys.modules.get("triton")
     if triton is None:

@@ -1,4 +1,4 @@
-"""The device that rungs run on: the GPU, or the CPU backend with its thread orders."""
+"""The device that rungs run on: a GPU, or the CPU backend with its thread orders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from common.cpu.launch_record import RecordedLaunch
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order in which threads and blocks run on the CPU backend; a GPU has only its own.
+    """The order in which threads and blocks run on the CPU backend; a GPU has one schedule.
 
     order, seed, blocks, completion: see `common.cpu.backend.Runtime.set_schedule`.
     """
@@ -39,7 +39,7 @@ class Schedule:
 
 SCHEDULES = (Schedule("forward"), Schedule("reverse"), Schedule("random", 1))
 
-# What the debugger adds: further seeds, orders of blocks that are not those of the threads, and
+# Schedules that the debugger adds: more seeds, block orders that differ from the threads', and
 # asynchronous copies early, late and mixed.
 MORE_SCHEDULES = (
     Schedule("random", 2),
@@ -52,21 +52,22 @@ MORE_SCHEDULES = (
     Schedule("random", 7, blocks="forward"),
 )
 
-# With late streams: what was submitted last first, and at random.
+# With late streams: the work submitted last first, and in random order.
 LATE_SCHEDULES = (Schedule("forward"), Schedule("random", 1), Schedule("random", 2))
 
-TIME_LIMIT = 30.0  # seconds that a launch may take on the CPU backend: its own default
-TRACED_TIME_LIMIT = 300.0  # the same where every access is looked at
+TIME_LIMIT = 30.0  # seconds that a launch may take on the CPU backend: its default
+TRACED_TIME_LIMIT = 300.0  # the same if every access is traced
 
 
 @dataclass
 class Watched:
-    """What was seen of a call from outside, on the CPU backend.
+    """Observations of one call on the CPU backend.
 
-    work: kernels, copies and fills that ran. allocations: of cudaMalloc and its like, more than
-    before. touched: which argument host code read or wrote, and where, or "". launches: of kernels,
-    unless there were many. early_return: at which barrier threads were missing that had returned,
-    or "". undefined_shuffle: which shuffle read a lane that did not take part, or "".
+    work: number of kernels, copies and fills. allocations: increase in live allocations by
+    cudaMalloc and similar calls. touched: the argument that host code read or wrote, and the place,
+    or "". launches: of kernels, unless there were many. early_return: a barrier that threads missed
+    because they had returned, or "". undefined_shuffle: a shuffle that read a lane which did not
+    take part, or "".
     """
 
     work: int = 0
@@ -78,9 +79,9 @@ class Watched:
 
 
 class Backend:
-    """A device, and what checking and timing need of it.
+    """A device, with the operations that checking and timing need.
 
-    name: "cuda" or "cpu". device: where tensors live. variant: how the CPU backend was built.
+    name: "cuda" or "cpu". device: of the tensors. variant: build variant of the CPU backend.
     """
 
     def __init__(
@@ -97,12 +98,12 @@ class Backend:
         self._schedules = (Schedule("hardware"),) if runtime is None else schedules
 
     def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
-        """Return the orders that a check goes through: one on a GPU, several on the CPU; where it
-        is to be quick, one, unless more were requested than usual."""
+        """Return the orders that a check uses: one on a GPU, several on the CPU; one if `quick`,
+        unless more orders than usual were requested."""
         return self._schedules[:1] if quick and self._schedules == SCHEDULES else self._schedules
 
     def late_schedules(self) -> tuple[Schedule, ...]:
-        """Return the orders for late streams, which the CPU backend has."""
+        """Return the orders for late streams, on the CPU backend; () on a GPU."""
         return () if self._runtime is None else LATE_SCHEDULES
 
     def use(self, schedule: Schedule) -> None:
@@ -113,8 +114,8 @@ class Backend:
             )
 
     def namer(self) -> Callable[[Tensor, str], None] | None:
-        """Give a tensor's memory its name in messages, until this is called anew. None where no
-        message names memory."""
+        """Return a function that names a tensor's memory in messages, after forgetting earlier
+        names; None if messages do not name memory."""
         if self._runtime is None or self._variant in UNWATCHED:
             return None
         runtime = self._runtime
@@ -128,7 +129,7 @@ class Backend:
 
     @property
     def watches_calls(self) -> bool:
-        """Return whether `watching` sees anything: on the CPU backend."""
+        """Return True on the CPU backend, where `watching` observes calls."""
         return self._runtime is not None
 
     @contextmanager
@@ -138,14 +139,14 @@ class Backend:
         on_host: bool = False,
         late: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> Iterator[Watched]:
-        """Play what a launcher finds on a GPU, while it is called, and watches it.
+        """Simulate a launcher's environment on a GPU during a call, and observe the call.
 
         PyTorch's current stream is not the default one, the current device is not the tensors', and
-        host code cannot touch the tensors that `tensors` adds to the runtime. on_host: the
-        arguments are host arrays, for which none of that holds. late: the work of streams is put
-        off as late as legal, and the current stream first copies the second tensor of each of these
-        pairs into the first. Raises RuntimeError where the current stream does not wait for all of
-        the launcher's work.
+        host code cannot access the tensors that `tensors` adds to the runtime. on_host: the
+        arguments are host arrays, so none of that applies. late: streams run their work as late as
+        legal, and the current stream first copies the second tensor of each of these pairs into the
+        first. Raise RuntimeError if the current stream does not wait for all of the launcher's
+        work.
         """
         watched = Watched()
         if self._runtime is None:
@@ -182,7 +183,7 @@ class Backend:
 
     @contextmanager
     def on_other_device(self, tensor: Tensor) -> Iterator[None]:
-        """Play a second GPU, on the CPU backend, with this tensor alone on it."""
+        """Simulate a second GPU that holds only this tensor, on the CPU backend."""
         assert self._runtime is not None
         self._runtime.place_on_other_device(
             tensor.data_ptr(), tensor.numel() * tensor.element_size()
@@ -193,14 +194,15 @@ class Backend:
             self._runtime.place_on_other_device(0, 0)
 
     def open_tensors(self, opened: bool) -> None:
-        """Let host code touch the tensors of `watching` for a while: PyTorch itself may."""
+        """Allow (or forbid) host code to access the tensors of `watching`, as PyTorch itself
+        may."""
         if self._runtime is not None:
             self._runtime.open_tensors(opened)
 
     @contextmanager
     def small_card(self, shared: bool = False) -> Iterator[None]:
-        """Play a card so small that small inputs take the paths of large ones. shared: with as much
-        shared memory as it has."""
+        """Simulate a card so small that small inputs take the paths of large ones. shared: keep the
+        usual size of shared memory."""
         assert self._runtime is not None
         self._runtime.set_small(True, shared)
         try:
@@ -210,39 +212,38 @@ class Backend:
 
     @property
     def traces(self) -> bool:
-        """Return whether every access is looked at."""
+        """Return True if every memory access is traced."""
         return self._runtime is not None and self._variant == "trace"
 
     def trace(self, mode: str) -> None:
-        """Choose what accesses are watched for from now on, where they are traced: "off", "races",
-        "profile" or "record". Elsewhere, nothing."""
+        """Choose how accesses are traced from now on: "off", "races", "profile" or "record". Do
+        nothing if accesses are not traced."""
         if self.traces:
             assert self._runtime
             self._runtime.set_trace(mode)
 
     def take_trace(self) -> Trace:
-        """Return what was found since the last call; nothing where accesses are not traced."""
+        """Return the findings since the last call; an empty trace if accesses are not traced."""
         if not self.traces:
             return Trace([], [], [])
         assert self._runtime
         return findings.take(self._runtime)
 
     def take_launches(self) -> list[RecordedLaunch]:
-        """Return what was recorded of each launch since the last call; nothing where accesses are
-        not traced."""
+        """Return the records of launches since the last call; [] if accesses are not traced."""
         if not self.traces:
             return []
         assert self._runtime
         return launch_record.take(self._runtime)
 
     def release_memory(self) -> None:
-        """Give the device's memory that PyTorch keeps for later back to other processes."""
+        """Free the device memory that PyTorch caches, for other processes."""
         if self.name == "cuda":
             torch.cuda.empty_cache()
 
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:
-        """End a launch that takes longer, on the CPU backend."""
+        """End a launch that takes longer than `seconds`, on the CPU backend."""
         assert self._runtime is not None
         self._runtime.set_time_limit(seconds)
         try:
@@ -257,7 +258,7 @@ class Backend:
 
 
 def interpreted(rung: Rung) -> str:
-    """Return what the report says of a rung whose kernel in Python is interpreted."""
+    """Return the report's note on a rung whose kernel in Python is interpreted."""
     if rung.numba:
         return f"kernels in Numba run in {rung.interpreter}"
     return (
@@ -267,8 +268,8 @@ def interpreted(rung: Rung) -> str:
 
 
 def of_rung(problem: Problem, rung: Rung, backend: Backend) -> tuple[Rung, Backend]:
-    """Return the rung with the dtypes that it is checked with, and what it runs on, which is no
-    runtime of ours where the kernel is `interpreted`."""
+    """Return the rung with the dtypes to check, and its backend; an interpreted kernel's backend
+    has no runtime."""
     if not rung.in_python or backend.name != "cpu":
         return rung, backend
     if rung.numba:
@@ -279,17 +280,17 @@ def of_rung(problem: Problem, rung: Rung, backend: Backend) -> tuple[Rung, Backe
 
 
 # Seconds: how long all threads may wait in loops, and how long one may run without reaching a
-# barrier or its end, where that is looked for. Builds that watch memory take longer.
+# barrier or its end, if that is checked. Builds that watch memory take longer.
 SPIN_LIMIT = 0.5
 STUCK_LIMIT = {"plain": 1.0, "debug": 1.0, "address": 5.0, "zeroed": 5.0, "trace": 10.0}
 UNWATCHED = ("plain", "debug")  # builds that watch no memory; under a debugger, threads may stop
 
 
 def make(platform: Platform, debug: bool = False) -> Backend:
-    """Return the backend of this platform; on the CPU, its runtime library is built if need be.
+    """Return the backend of this platform; on the CPU, build its runtime library if necessary.
 
-    debug: on the CPU, go through more orders and end early what hangs, as builds that watch memory
-    always do. Raises BuildError.
+    debug: on the CPU, use more orders and end hanging launches early, as builds that watch memory
+    always do. Raise BuildError.
     """
     if platform.device == "cuda":
         return Backend("cuda")

@@ -19,8 +19,8 @@ Allocator = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
 
 def dtype_named(name: str | torch.dtype) -> torch.dtype:
-    """Return the torch dtype of that name, e.g. "bfloat16". Raises ValueError naming what it
-    was."""
+    """Return the torch dtype of that name, e.g. "bfloat16". Raise ValueError naming an unknown
+    one."""
     if isinstance(name, torch.dtype):
         return name
     dtype = getattr(torch, name, None)
@@ -34,7 +34,7 @@ def dtype_named(name: str | torch.dtype) -> torch.dtype:
 
 
 class _Source:
-    """Random numbers of one draw: float64 on the CPU, or, where speed counts, on the device."""
+    """Random numbers of one draw: float64 on the CPU or, if speed matters, on the device."""
 
     def __init__(
         self,
@@ -92,14 +92,15 @@ NONFINITE_ROWS = 8  # kinds of rows; the seeds from 0 to 7 put each of them firs
 
 
 def _nonfinite(source: _Source) -> Tensor:
-    """Return row by row what a kernel may get wrong alone: what one row holds, the next does not.
+    """Return rows of kinds that a kernel may get wrong separately; neighbouring rows differ in
+    kind.
 
     One NaN; one +inf; some -inf; all -inf; ordinary; subnormals; one each of +inf, -inf and NaN;
-    one each of +inf and -inf. Where the tensors of a case are drawn one after the other, most of
-    the later ones are ordinary, or one NaN in each would hide all the rest.
+    one each of +inf and -inf. Most tensors of a case after the first are ordinary, since one NaN in
+    each would hide all other errors.
     """
-    # Positive: where sums of both signs cancel, what is left is rounding, which another order of
-    # the additions makes differently.
+    # Positive: when sums of both signs cancel, the rest is rounding, which another order of
+    # the additions changes.
     ordinary = source.normal().abs()
     if not source.shape or not ordinary.numel():
         return ordinary
@@ -108,7 +109,7 @@ def _nonfinite(source: _Source) -> Tensor:
     chance = source.uniform().reshape(rows.shape)
     row = torch.arange(rows.shape[0], device=source.device).unsqueeze(1)
     column = torch.arange(length, device=source.device).unsqueeze(0)
-    # 7 and 5 have no divisor in common with the usual lengths: the place moves from row to row.
+    # 7 and 5 are coprime to the usual lengths, so the position moves from row to row.
     after = (column - 7 * row - 5 * source.seed - length // 2) % length
     one = after == 0
     kind = (row + source.seed) % NONFINITE_ROWS
@@ -131,7 +132,7 @@ def _constant(source: _Source) -> Tensor:
     return value.normal_(generator=source.generator).expand(source.shape)
 
 
-# What `values` may be, for floating dtypes. Integers are uniform, see `Draw`.
+# The kinds of `values` for floating dtypes. Integers are uniform, see `Draw`.
 VALUES: dict[str, Callable[[_Source], Tensor]] = {
     "normal": _Source.normal,  # N(0, 1)
     "uniform": _Source.uniform,  # [0, 1)
@@ -139,7 +140,7 @@ VALUES: dict[str, Callable[[_Source], Tensor]] = {
     "large": lambda source: source.normal() * 50,  # exp overflows unless the maximum is subtracted
     "tiny": _tiny,  # half of them around the smallest normal number, subnormals among them
     "extreme": _extreme,  # ± the largest, 0, -0, ± the smallest normal, some ordinary
-    "nonfinite": _nonfinite,  # each row otherwise: one NaN, one +inf, some -inf, all -inf, …
+    "nonfinite": _nonfinite,  # kinds by row: one NaN, one +inf, some -inf, all -inf, …
     "constant": _constant,  # one value everywhere
 }
 
@@ -149,12 +150,12 @@ def _plain_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
 
 
 class Draw:
-    """Draws the tensors of one case, one after the other; given to a problem's `inputs`.
+    """Draw the tensors of one case, one after the other; passed to a problem's `inputs`.
 
-    case: gives the dtype and the values where a call names none.
-    seed: with the number of the call and the case, fixes the numbers. They are drawn on the CPU
+    case: defines the dtype and the values if a call names none.
+    seed: fixes the numbers, with the number of the call and the case. They are drawn on the CPU
         in float64 and rounded, so that every device gets the same ones.
-    allocator: (shape, dtype, device) -> tensor that is filled; plain memory by default.
+    allocator: (shape, dtype, device) -> tensor to fill; plain memory by default.
     fast: draw on the device, in float32 at most, for the large tensors of a timing. The numbers
         then depend on the device.
     """
@@ -173,7 +174,7 @@ class Draw:
         self.allocator = allocator
         self.fast = fast
         self.calls = 0
-        self.on_host = False  # whether host arrays were among what was drawn
+        self.on_host = False  # True once a host array was drawn
 
     def __call__(
         self,
@@ -187,14 +188,14 @@ class Draw:
     ) -> Tensor:
         """Return a contiguous tensor of that shape.
 
-        dtype: the case's where None; a name or a torch dtype.
-        values: a key of VALUES, for a floating dtype; the case's where None. Integers are uniform
+        dtype: a name or a torch dtype; None for the case's.
+        values: a key of VALUES, for a floating dtype; None for the case's. Integers are uniform
             over all of their dtype's range; bool is even.
-        low, high: uniform in [low, high) instead, integers and floating alike.
-        device: the backend's where None; "cpu" for a host array.
-        pinned: a host array in page-locked memory, where there is a GPU that gains by it.
-        Raises ValueError naming the argument for an unknown dtype or values, a negative size, a
-        range that is empty or of which one end is missing.
+        low, high: uniform in [low, high) instead, for integers and floating dtypes.
+        device: None for the backend's; "cpu" for a host array.
+        pinned: a host array in page-locked memory, if the backend is a GPU.
+        Raise ValueError naming the argument for an unknown dtype or values, a negative size, an
+        empty range or one with only one end.
         """
         kind = dtype_named(self.case.dtype if dtype is None else dtype)
         name = self.case.values if values is None else values

@@ -1,10 +1,10 @@
-"""What a rung should give: the reference in float64, beside PyTorch's own in the rung's dtype.
+"""Evaluate a rung's expected results: the reference in float64, and PyTorch's in the rung's dtype.
 
 The outputs of a rung are the tensors that it returns, in order, followed by each argument that its
-schema marks as written, `Tensor(a!)`, and that is not itself among those returned. Of a list that
-is marked, `Tensor(a!)[]`, each tensor counts as such an argument. The reference is called with
-copies of the same arguments. It returns as many tensors in the same order; or it writes into the
-arguments it was given, as the rung does, and returns only what the rung returns.
+schema marks as written, `Tensor(a!)`, unless it is among those returned. Each tensor of a marked
+list, `Tensor(a!)[]`, counts as such an argument. The reference is called with copies of the same
+arguments. It returns as many tensors in the same order; or it writes into its arguments, as the
+rung does, and returns only what the rung returns.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from common.base.declaration import Problem
 from common.base.paths import ROOT
 from common.check.compare import ENOUGH, Pair, same_values
 
-KEPT_BYTES = 4 << 30  # of what is expected, for the next rung
-SAMPLES = 8  # further inputs that tell PyTorch's error, where an output is not right without
+KEPT_BYTES = 4 << 30  # of expected results, kept for the next rung
+SAMPLES = 8  # further inputs for PyTorch's error, used if an output fails without them
 
 
-# How far a reference may be from itself in float32 on ordinary numbers: of its own size, and of its
-# arguments'. More is no rounding: it draws other numbers, or takes another way.
+# Allowed distance of a reference in float32 from float64, on ordinary numbers: of its size, and its
+# arguments'. More is not rounding: it draws other numbers, or computes something else.
 FAR, NOTABLE = 0.25, 1e-3
 
 
 class ProblemError(Exception):
-    """The day's declaration, not a rung, is at fault; the message says what to change."""
+    """An error in the day's declaration, not in a rung; the message names the change to make."""
 
 
-# What the inputs or the reference of a problem raise for a shape that they do not know, such as
+# Exceptions of a problem's inputs or reference for a shape that they do not support, such as
 # patches of no pixels.
 RAISED = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError)
 
 
-# ---------------------------------------------------------------- what is called
+# ---------------------------------------------------------------- the call
 
 
 @dataclass(frozen=True)
 class Signature:
-    """names: of the arguments in order. writes: positions of those that the call may write."""
+    """Argument names in order. writes: positions of the arguments that the call may write."""
 
     names: tuple[str, ...]
     writes: tuple[int, ...] = ()
@@ -57,8 +57,8 @@ class Signature:
 def signature_of(call: Callable[..., Any], like: Callable[..., Any] | None = None) -> Signature:
     """Return the signature of an operator of torch.ops, from its schema, or of a Python function.
 
-    A Python function writes the arguments that its attribute `writes` names, if it has one.
-    like: has the names where `call` is compiled and does not tell them.
+    A Python function writes the arguments that its attribute `writes` names, if it has one. like: a
+    function with the names, used if `call` is compiled and has no signature.
     """
     if isinstance(call, torch._ops.OpOverloadPacket):
         overloads = call.overloads()
@@ -81,8 +81,7 @@ def signature_of(call: Callable[..., Any], like: Callable[..., Any] | None = Non
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return the tensors that a call returned, in order. Raises TypeError for anything else in
-    there."""
+    """Return the tensors that a call returned, in order. Raise TypeError for any other value."""
     leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -91,13 +90,13 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with `function` of each tensor in its place, also inside lists and
+    """Return the arguments with each tensor replaced by `function` of it, also inside lists and
     tuples."""
 
     def mapped(value: Any) -> Any:
         if isinstance(value, Tensor):
             return function(value)
-        if isinstance(value, (int, float, str, type(None))):  # tree_map takes a while to say so
+        if isinstance(value, (int, float, str, type(None))):  # tree_map would be slow
             return value
         return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
@@ -105,8 +104,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> 
 
 
 def message_of(error: BaseException) -> str:
-    """Return an exception's own words, without the C++ stack that PyTorch may add. Of Triton's
-    compiler, what is wrong first, then where."""
+    """Return an exception's message without the C++ stack that PyTorch may add. A message of
+    Triton's compiler is reordered: the error first, then its position."""
     text = re.split(r"\n?(?:Exception raised from|C\+\+ CapturedTraceback)", str(error))[0].strip()
     if wrong := getattr(error, "error_message", None):
         text = f"{wrong}\n{text.removesuffix(wrong).rstrip()}"
@@ -114,8 +113,8 @@ def message_of(error: BaseException) -> str:
 
 
 def passed_on(error: BaseException) -> BaseException:
-    """Return the exception of a kernel in Python that Triton passes on in one of its own: the one
-    that the interpreter met, or that of the innermost function that does not compile."""
+    """Return the exception that Triton wrapped in another one: that of the interpreted kernel in
+    Python, or that of the innermost function that does not compile."""
     while (cause := error.__cause__) is not None and (
         type(error).__name__ == "InterpreterError" or type(cause).__module__.startswith("triton.")
     ):
@@ -125,8 +124,8 @@ def passed_on(error: BaseException) -> BaseException:
 
 def places_of(error: BaseException, of_days: bool = False) -> list[str]:
     """Return lines of an exception's traceback, "days/day61/vector_ops_triton.py:21 in
-    leaky_add_kernel: mask = i < n": those of days and learners. of_days: nothing where there is
-    none; else those of common/, or of elsewhere."""
+    leaky_add_kernel: mask = i < n", from files of days and learners. of_days: return [] if there
+    are none; otherwise use lines of common/ or, without those, the last three."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/")]
     days = [frame for frame in ours if not frame.filename.startswith(f"{ROOT}/common/")]
@@ -136,18 +135,18 @@ def places_of(error: BaseException, of_days: bool = False) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- what is expected
+# ---------------------------------------------------------------- the expected results
 
 
 @dataclass
 class Expected:
-    """What a rung should give for `args`.
+    """The expected results of a rung for `args`.
 
-    args: the arguments, never written. returned, written: for what the reference returned and
-    for the arguments that the rung writes, pairs of (truth, PyTorch's own in the rung's dtype).
-    rough: like returned + written, with PyTorch's in float32 where its own is the truth itself.
-    aside: how PyTorch's error was found, where not as usual. on_host: whether host arrays are among
-    the arguments. accepted: see `accept`.
+    args: the arguments, never written. returned, written: pairs of (truth, PyTorch's result in the
+    rung's dtype) for the reference's return values and for the arguments that the rung writes.
+    rough: like returned + written, with PyTorch's result in float32 if its usual one is the truth.
+    aside: how PyTorch's error was found, if not as usual. on_host: True if an argument is a host
+    array. accepted: see `accept`.
     """
 
     args: tuple[Any, ...]
@@ -159,29 +158,29 @@ class Expected:
     accepted: tuple[Hashable, list[Tensor]] | None = None
 
     def pairs(self, outputs: int) -> list[Pair] | None:
-        """Return a pair for each of so many outputs; None if that is not their number."""
+        """Return one pair for each of `outputs` outputs; None if their number differs."""
         if len(self.returned) == outputs:
             return self.returned
         together = self.returned + self.written
         return together if len(together) == outputs else None
 
     def bytes(self) -> int:
-        """Return the bytes of all tensors, with those that `accept` keeps: they are as large as
-        PyTorch's own."""
+        """Return the bytes of all tensors, including those that `accept` keeps, which are as large
+        as PyTorch's."""
         pairs = [tensor for pair in self.returned + self.written for tensor in (*pair, pair[1])]
         leaves = [leaf for leaf in tree_leaves(self.args) if isinstance(leaf, Tensor)]
         return sum(tensor.nbytes for tensor in pairs + leaves)
 
     def accept(self, outputs: Sequence[Tensor], how: Hashable) -> None:
-        """Note that these outputs are right: judging equal ones again would say the same.
+        """Record that these outputs are right, so that equal ones need not be judged again.
 
-        how: all that their judgement depends on beside them and this object.
+        how: everything else that the judgement depends on, except this object.
         """
         if all(output.device.type != "meta" for output in outputs):
             self.accepted = how, [output.clone() for output in outputs]
 
     def accepts(self, outputs: Sequence[Tensor], how: Hashable) -> bool:
-        """Return whether outputs of these very bits, in the same layout, were accepted last."""
+        """Return True if outputs with equal bits and layout were the last ones accepted."""
         if self.accepted is None or self.accepted[0] != how:
             return False
         return all(
@@ -191,7 +190,7 @@ class Expected:
 
 
 class Expectations:
-    """Expected results of the problem that is being checked, kept for its next rung."""
+    """Expected results of the current problem, kept for its next rung."""
 
     def __init__(self) -> None:
         self._owner: tuple[Any, ...] = ()
@@ -201,7 +200,7 @@ class Expectations:
     def get(
         self, problem: Problem, device: torch.device, key: Hashable, make: Callable[[], Expected]
     ) -> Expected:
-        """Return what `make` gave for this key of the problem before, or gives now."""
+        """Return the results stored for this key of the problem, or store and return `make()`."""
         owner = (problem.name, problem.inputs, problem.reference, device)
         if owner != self._owner:
             self.clear()
@@ -215,7 +214,7 @@ class Expectations:
         return expected
 
     def clear(self) -> None:
-        """Keep nothing any longer."""
+        """Drop all stored results."""
         self._owner, self._kept, self._size = (), {}, 0
 
 
@@ -224,8 +223,7 @@ expectations = Expectations()
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set the default dtype, so that a reference that makes floating numbers out of integers makes
-    them of this dtype."""
+    """Set the default dtype, in which a reference creates floating numbers from integers."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -237,7 +235,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _reference(
     problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...], dtype: torch.dtype | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return (returned, written) of the reference on copies, floating ones in `dtype` unless
+    """Return (returned, written) of the reference on copies; floating ones in `dtype` unless
     None."""
 
     def copy(tensor: Tensor) -> Tensor:
@@ -260,11 +258,10 @@ def _lacks_kernel(error: Exception) -> bool:
 
 
 def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = ()) -> Expected:
-    """Return the reference on `args`, in float64 and as they are.
+    """Return the results of the reference on `args`, in float64 and in their own dtypes.
 
-    writes: positions of the arguments that the rung writes.
-    Raises whatever the reference raises; ProblemError if it does not compute in float64 when
-    it is given float64.
+    writes: positions of the arguments that the rung writes. Raise what the reference raises;
+    ProblemError if it does not compute in float64 for float64 arguments.
     """
     floating = [
         leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.is_floating_point()
@@ -305,9 +302,9 @@ def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = 
 
 
 def check_same_in_both(problem: Problem, expected: Expected) -> None:
-    """Raise ProblemError where the reference computes one thing in float32 and another in float64:
-    then PyTorch's error, which it tells, accepts any result. Where terms cancel, rounding is all
-    that is left: a difference counts that is large beside the arguments, too."""
+    """Raise ProblemError if the reference's results in float32 and float64 differ by more than
+    rounding: PyTorch's error, their difference, would then accept any result. If terms cancel, only
+    rounding is left, so the difference must also be large relative to the arguments."""
     leaves = [leaf for leaf in tree_leaves(expected.args) if isinstance(leaf, Tensor)]
     largest = max((_size(leaf) for leaf in leaves if leaf.is_floating_point()), default=1.0)
     for truth, own in expected.returned + expected.written:
@@ -324,22 +321,22 @@ def check_same_in_both(problem: Problem, expected: Expected) -> None:
 
 
 def _size(tensor: Tensor) -> float:
-    """Return the root mean square; 0 of no elements."""
+    """Return the root mean square; 0 for an empty tensor."""
     return float(tensor.double().norm()) / max(tensor.numel(), 1) ** 0.5
 
 
 def truths(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = ()) -> list[Tensor]:
-    """Return the reference on `args` in float64: what it returns, then what it writes. writes: as
-    for `evaluate`. Raises whatever the reference raises."""
+    """Return the reference's results on `args` in float64: returned tensors, then written ones.
+    writes: as for `evaluate`. Raise what the reference raises."""
     returned, written = _reference(problem, args, writes, torch.float64)
     return returned + written
 
 
 def samples_needed(problem: Problem, expected: Expected) -> int:
-    """Return how many further inputs it takes until PyTorch's error is no matter of luck.
+    """Return the number of further inputs needed for a reliable estimate of PyTorch's error.
 
-    Not only outputs of few elements need them: all elements of a row may share one error, that
-    of their sum, and a few rows are few errors. 0 where nothing floating is compared.
+    Outputs with few elements need them, and so do a few rows: all elements of a row may share one
+    error, that of their sum. 0 if no floating output is compared.
     """
     owns = [own for _, own in expected.returned + expected.written]
     sizes = [own.numel() for own in owns if own.is_floating_point() and own.numel()]
@@ -351,9 +348,9 @@ def samples_needed(problem: Problem, expected: Expected) -> int:
 
 
 def rolled_samples(problem: Problem, expected: Expected, writes: tuple[int, ...]) -> list[Expected]:
-    """Return the samples needed, from the arguments themselves with their elements moved along.
+    """Return the results on the samples needed: the arguments with their elements rotated.
 
-    For arguments that no case draws: the numbers stay in their range, the roundings differ.
+    For arguments that no case draws: the numbers keep their range, but the roundings differ.
     """
     samples = []
     for step in range(1, 1 + samples_needed(problem, expected)):
@@ -369,9 +366,9 @@ def rolled_samples(problem: Problem, expected: Expected, writes: tuple[int, ...]
 
 @dataclass
 class Gradients:
-    """places: positions of the arguments with a gradient. names: what to call each.
-    expected: its `returned` are the gradients. upstream: what backward starts from, an output
-    each, None for one that is not floating."""
+    """The expected gradients. places: positions of the arguments with a gradient. names: their
+    names in messages. expected: its `returned` are the gradients. upstream: the gradient of each
+    output that backward starts from, None for an output that is not floating."""
 
     places: list[int]
     names: list[str]
@@ -386,7 +383,7 @@ def backward(
     upstream: list[Tensor | None],
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """Return the gradients of the arguments at `places`, floating arguments in `dtype` unless
+    """Return the gradients of the arguments at `places`; floating arguments in `dtype` unless
     None."""
 
     def copy(tensor: Tensor) -> Tensor:
@@ -411,12 +408,12 @@ def backward(
 def expected_gradients(
     problem: Problem, args: tuple[Any, ...], signature: Signature, expanded: bool = False
 ) -> Gradients:
-    """Return the gradients by PyTorch's autograd through the reference, in float64 and as `args`
-    are.
+    """Return the gradients by PyTorch's autograd through the reference, in float64 and in the
+    dtypes of `args`, for every floating tensor argument; the upstream gradient is drawn from N(0,
+    1).
 
-    Of every floating tensor argument; the upstream gradient is drawn from N(0, 1). expanded: its
-    first row is expanded to all, with a stride of 0. Raises ProblemError for a rung that writes its
-    arguments.
+    expanded: expand its first row to all rows, with a stride of 0. Raise ProblemError for a rung
+    that writes its arguments.
     """
     if signature.writes:
         raise ProblemError(

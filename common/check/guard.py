@@ -1,4 +1,4 @@
-"""Memory that notices: poison where nothing was written yet, bands that must stay as they were."""
+"""Guard memory: poison before the first write, and bands on both sides that must not change."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from common.cpu.backend import Runtime
 
 BAND = 16 * 1024  # bytes before and after each tensor
-ALLOCATED = "that the operator allocates"  # ends a tensor's name until it is known as an output
-ALIGNMENT = 256  # bytes: what cudaMalloc promises, and kernels with 16-byte loads rely on
+ALLOCATED = "that the operator allocates"  # end of a tensor's name until it is known as an output
+ALIGNMENT = 256  # bytes: guaranteed by cudaMalloc, and assumed by kernels with 16-byte loads
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -28,7 +28,7 @@ _BODY = 0
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return the same memory seen as signed integers of the same width (1 to 8 bytes)."""
+    """Return the same memory viewed as signed integers of the same width (1 to 8 bytes)."""
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
@@ -36,17 +36,16 @@ def bits(tensor: Tensor) -> Tensor:
 def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
     """Return the bits of one element of poison, as a signed integer of its width.
 
-    variant 0: a quiet NaN for floating dtypes, so that it spreads to all that is computed from it.
+    variant 0: a quiet NaN for floating dtypes, which spreads to everything computed from it.
     variant 1: a large finite number, for kernels that lose a NaN (fmaxf does); see _fresh.
-    variant 2: an ordinary number, of which a sum or product with another shows.
-    tag: makes the poison of each tensor its own, so that poison copied from one band into another
-        is seen too.
-    Raises ValueError for complex dtypes.
+    variant 2: an ordinary number, which shows in a sum or product with another one.
+    tag: makes the poison of each tensor distinct, to detect poison copied between bands.
+    Raise ValueError for complex dtypes.
     """
     if dtype.is_complex:
         raise ValueError(f"dtype: complex tensors are not guarded, got {dtype}")
     if dtype == torch.bool:
-        # In a body an ordinary value, in a band a byte that no kernel writes.
+        # A body holds an ordinary value, a band a byte that no kernel writes.
         return variant % 2 if tag == _BODY else -91 - tag % 29
     if not dtype.is_floating_point:
         step = 29 * tag + 7 * variant
@@ -68,8 +67,8 @@ def _poison(dtype: torch.dtype, variant: int, tag: int) -> int:
 def _fresh(dtype: torch.dtype, variant: int, tag: int = _BODY) -> tuple[int, int]:
     """Return the bits of the even and of the odd elements of fresh memory.
 
-    They differ in variant 1, where large numbers of both signs alternate: a minimum with memory
-    that was not written does not show a positive one, a maximum does not show a negative one.
+    They differ in variant 1, where large numbers of both signs alternate: a minimum with unwritten
+    memory hides a positive number, a maximum hides a negative one.
     """
     even = _poison(dtype, variant, tag)
     if variant == 1 and dtype.is_floating_point and dtype.itemsize > 1:
@@ -78,14 +77,14 @@ def _fresh(dtype: torch.dtype, variant: int, tag: int = _BODY) -> tuple[int, int
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return those of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     sizes = [max(size, 1) for size in shape]
     return tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
 
 
 def is_poison(tensor: Tensor) -> Tensor:
-    """Return where `tensor` holds what unwritten memory of its dtype is filled with; bool, its
-    shape.
+    """Return a bool mask, shaped like `tensor`, of the elements that equal fresh memory of its
+    dtype.
 
     Always False for bool, whose values are all ordinary.
     """
@@ -113,7 +112,7 @@ class _Record:
         return f"{self.name or 'a tensor'} ({kind}, shape {self.shape})"
 
     def bands(self) -> tuple[Tensor, Tensor]:
-        """Return what lies before and after the body, as integers of the width of its elements."""
+        """Return the bands before and after the body, as integers of the width of its elements."""
         integer = _INTEGERS[self.dtype.itemsize]
         before, after = self.buffer[: self.start], self.buffer[self.start + self.size :]
         return before.view(integer), after.view(integer)
@@ -121,8 +120,8 @@ class _Record:
 
 @dataclass(frozen=True)
 class GuardedTensor:
-    """Where a tensor lies. name: as an argument or an output is called, "" for others. itemsize:
-    bytes per element. address: of the first element. span: of all its memory, bands included."""
+    """The memory of a tensor. name: of the argument or output, "" for others. itemsize: bytes per
+    element. address: of the first element. span: of all its memory, including the bands."""
 
     name: str
     dtype: str
@@ -136,17 +135,17 @@ class GuardedTensor:
         return math.prod(self.shape)
 
     def holds(self, address: int) -> bool:
-        """Return whether the address is in its memory, or in a band beside it."""
+        """Return True if the address is in its memory or in one of its bands."""
         return self.span[0] <= address < self.span[1]
 
 
 class GuardedMemory:
-    """Hands out tensors whose surroundings are known, and tells which of those were written.
+    """Allocate tensors between guard bands, and report which bands were written.
 
-    device: where tensors live unless a call says otherwise.
+    device: the default device of tensors.
     variant: 0 poisons floating tensors with NaN, 1 with large finite numbers of alternating
-        signs, 2 each with an ordinary number of its own.
-    name: called with every tensor that is handed out, with what to call it.
+        signs, 2 with a different ordinary number for each tensor.
+    name: called with every new tensor and its name in messages.
     """
 
     def __init__(
@@ -171,19 +170,19 @@ class GuardedMemory:
     ) -> Tensor:
         """Return a contiguous tensor full of poison, 256-byte aligned, with a band on both sides.
 
-        name: how `violations` calls it. pinned: in page-locked host memory.
-        shift: starts so many elements behind an aligned address instead.
+        name: its name in `violations`. pinned: use page-locked host memory.
+        shift: start this many elements after an aligned address instead.
         """
         shape = tuple(int(size) for size in shape)
         size = math.prod(shape) * dtype.itemsize
         where = self.device if device is None else torch.device(device)
-        # Without bands the tensor is all of the memory, so that a tool sees the first byte beyond.
+        # Without bands the tensor fills its memory, so that a tool detects the first byte beyond.
         slack = ALIGNMENT if BAND else 0
         length = slack + shift * dtype.itemsize + BAND + size + BAND
         buffer = torch.empty(length, dtype=torch.uint8, device=where, pin_memory=pinned)
         aligned = -(buffer.data_ptr() + BAND) % ALIGNMENT if BAND else 0
         start = BAND + aligned + shift * dtype.itemsize
-        # The band behind the body starts right after its last element.
+        # The band after the body starts right after its last element.
         buffer = buffer[: start + size + BAND]
         tag = 1 + len(self._records)
         poison = _poison(dtype, self.variant, tag)
@@ -203,8 +202,8 @@ class GuardedMemory:
         return body
 
     def copy_of(self, tensor: Tensor, name: str = "") -> Tensor:
-        """Return the values, strides and misalignment of `tensor`, in guarded memory of its
-        kind."""
+        """Return a copy of `tensor` in guarded memory of its kind, with its strides and
+        misalignment."""
         shift = tensor.data_ptr() % 16 // tensor.element_size()
         place = (tensor.dtype, tensor.device, name, tensor.is_pinned(), shift)
         if tensor.is_contiguous():
@@ -220,8 +219,8 @@ class GuardedMemory:
         return result
 
     def refill(self, tensor: Tensor, source: Tensor) -> bool:
-        """Put the values of `source` into a tensor that `copy_of` made; False where they differ in
-        more than values. The stride of a dimension of one element says nothing of where it lies."""
+        """Copy the values of `source` into a tensor made by `copy_of`; return False if their
+        layouts differ. The stride of a dimension of one element does not affect the layout."""
 
         def layout(of: Tensor) -> tuple[Any, ...]:
             steps = [step for size, step in zip(of.shape, of.stride(), strict=True) if size != 1]
@@ -234,7 +233,7 @@ class GuardedMemory:
         return True
 
     def argument_of(self, tensor: Tensor) -> str:
-        """Return the name of the argument in whose memory this tensor lies, or ""."""
+        """Return the name of the argument whose memory holds this tensor, or ""."""
         place = tensor.untyped_storage().data_ptr()
         for record in self._records:
             mine = record.name.startswith("argument")
@@ -243,8 +242,8 @@ class GuardedMemory:
         return ""
 
     def add_arguments(self, runtime: Runtime, written: Collection[str]) -> None:
-        """Tell the runtime of the arguments in this memory; the names of those that a call may
-        write are in `written`."""
+        """Register the arguments in this memory with the runtime. written: names of those that a
+        call may write."""
         for record in self._records:
             if record.name.startswith("argument") and record.size:
                 address = record.buffer.data_ptr() + record.start
@@ -252,17 +251,18 @@ class GuardedMemory:
                 runtime.add_tensor(address, record.size, BAND, writable, record.name)
 
     def still_held(self) -> list[str]:
-        """Return the tensors of this memory that somebody else holds, arguments left out."""
+        """Return the tensors of this memory, except arguments, that are still referenced
+        elsewhere."""
         return [
             str(record)
             for record in self._records
             if not record.name.startswith("argument")
-            # The buffer's own reference, and the one that this question makes.
+            # The buffer's own reference, and the one made by this query.
             and torch._C._storage_Use_Count(record.buffer.untyped_storage()._cdata) > 2
         ]
 
     def tensors(self) -> list[GuardedTensor]:
-        """Return where each tensor lies that was handed out, in order."""
+        """Return the memory of each allocated tensor, in order."""
         return [
             GuardedTensor(
                 record.name,
@@ -276,13 +276,13 @@ class GuardedMemory:
         ]
 
     def rename(self, tensor: Tensor, name: str) -> None:
-        """Call the record that holds `tensor` by this name, if there is one."""
+        """Set the name of the record that holds `tensor`, if there is one."""
         for record in self._records:
             if record.buffer.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
                 record.name = name
 
     def untouched(self, tensor: Tensor) -> Tensor:
-        """Return where `tensor` holds what its memory was filled with; bool, its shape. Always
+        """Return a bool mask of the elements of `tensor` that still hold its memory's fill. Always
         False for bool, whose values are all ordinary, and for memory from elsewhere."""
         place = tensor.untyped_storage().data_ptr()
         for record in self._records:
@@ -293,9 +293,9 @@ class GuardedMemory:
         return torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
 
     def violations(self) -> list[str]:
-        """Return a line for each band that was written: whose, which side, how far in elements.
+        """Return a line for each band that was written: tensor, side, distance in elements.
 
-        Waits for the device where there is something to look at.
+        Synchronises with the device if there is a band to compare.
         """
         sides = [
             (record, side, band)
@@ -323,8 +323,8 @@ def _elements(count: int) -> str:
 def values_of(flags: Sequence[Tensor]) -> list[bool]:
     """Return the values of these bool tensors of one element each.
 
-    Each device is waited for once: where several processes share a GPU, a wait may take until it is
-    this one's turn.
+    Each device is synchronised once: if several processes share a GPU, a wait may last until it is
+    this process's turn.
     """
     found = [False] * len(flags)
     for device in {flag.device for flag in flags}:
@@ -336,16 +336,16 @@ def values_of(flags: Sequence[Tensor]) -> list[bool]:
 
 
 class GuardedAllocations(TorchDispatchMode):
-    """While active, memory that an operator asks PyTorch for comes guarded and poisoned.
+    """Guard and poison, while active, the memory that an operator allocates through PyTorch.
 
     A C++ operator allocates through PyTorch's dispatcher (the stable ABI's empty_like, new_empty,
-    new_zeros, full, ...), which this mode sits in. The operator itself passes through the mode
+    new_zeros, full, ...), which this mode intercepts. The operator itself passes through the mode
     first, with the mode switched off; so its kernel is called from here with the mode on again.
 
     foreign: PyTorch's operators that an operator calls and that compute something.
-    modified: which argument one of PyTorch's operators wrote, and which operator, for arguments
-        that the call may not write.
-    key: the dispatch key whose kernel is called, where it is not for PyTorch to choose.
+    modified: arguments that PyTorch's operators wrote although the call may not write them, with
+        the operator.
+    key: dispatch key whose kernel is called, if PyTorch must not choose it.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class GuardedAllocations(TorchDispatchMode):
         self._backend = backend
         self._written = written
         self._key = getattr(torch._C.DispatchKey, key) if key else None
-        self._inside = 0  # operators that are no PyTorch's
+        self._inside = 0  # nesting depth of operators that are not PyTorch's
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -385,7 +385,7 @@ class GuardedAllocations(TorchDispatchMode):
         if key is None or not torch._C._dispatch_has_computed_kernel_for_dispatch_key(
             func.name(), key.name
         ):
-            return func(*args, **kwargs)  # refused by PyTorch in its own words
+            return func(*args, **kwargs)  # PyTorch refuses it with its own message
         self._inside += 1
         try:
             with self:
@@ -414,7 +414,7 @@ class GuardedAllocations(TorchDispatchMode):
     def take(
         self, shape: Sequence[int], dtype: torch.dtype | None, device: Any, fill: Any = None
     ) -> Tensor:
-        """Return guarded memory for one allocation, filled where the operator requested that."""
+        """Return guarded memory for one allocation, filled with `fill` unless None."""
         self.allocated += 1
         place = torch.device("cpu" if device is None else device)
         kind = torch.get_default_dtype() if dtype is None else dtype
@@ -426,7 +426,7 @@ class GuardedAllocations(TorchDispatchMode):
 
 
 def _dispatch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the key that PyTorch would choose from these arguments; None where we cannot tell."""
+    """Return the key that PyTorch would choose from these arguments, or None if unknown."""
     leaves = tree_leaves((args, kwargs))
     kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
     for kind, key in (("meta", "Meta"), ("cuda", "CUDA"), ("cpu", "CPU")):
@@ -440,14 +440,14 @@ def _plain(mode: GuardedAllocations, args: Any, kwargs: Any, fill: Any = None) -
 
 
 def _like(mode: GuardedAllocations, args: Any, kwargs: Any, fill: Any = None) -> Tensor:
-    """Return the *_like and new_* family: what is not given is taken from the first argument."""
+    """Allocate for the *_like and new_* family; missing options come from the first argument."""
     model: Tensor = args[0]
     shape = args[1] if len(args) > 1 and not isinstance(args[1], (int, float, bool)) else None
     dtype = kwargs.get("dtype") or model.dtype
     device = kwargs.get("device") or model.device
     strided = shape is None and not model.is_contiguous()
     if strided and kwargs.get("memory_format") in (None, torch.preserve_format):
-        # As PyTorch does: dense strides in the order of the model's.
+        # Like PyTorch, use dense strides in the order of the model's.
         layout = torch.empty_like(model, dtype=dtype, device="meta")
         if not layout.is_contiguous():
             flat = mode.take((layout.numel(),), dtype, device, fill)
@@ -469,16 +469,16 @@ def _new_strided(mode: GuardedAllocations, args: Any, kwargs: Any) -> Tensor:
 
 
 def _onto_itself(name: str, args: Sequence[Any]) -> bool:
-    """Return whether a copy's target is its source, as when Triton's interpreter brings arguments
-    back to the CPU, where they are: nothing changes."""
+    """Return True if a copy's target is its source, so that nothing changes, as when Triton's
+    interpreter copies arguments on the CPU back to the CPU."""
     if not name.startswith("aten.copy_"):
         return False
     target, source = args[:2]
     return target.data_ptr() == source.data_ptr() and target.nbytes == source.nbytes
 
 
-# PyTorch's operators that an operator may call: they copy, fill or only look at memory in another
-# way. All others compute, which is what a rung is for.
+# PyTorch's operators that an operator may call: they copy, fill or view memory in another
+# way. All others compute, which the rung's kernels must do.
 _COPIES = frozenset(
     (
         *("copy_", "clone", "contiguous", "to", "_to_copy", "pin_memory", "_pin_memory"),
@@ -508,7 +508,7 @@ _ALLOCATIONS = {
 
 
 def _with_dtype(kwargs: dict[str, Any], value: Any) -> dict[str, Any]:
-    """Return aten::full takes the dtype of its value where none is given."""
+    """Return `kwargs` with the dtype of `value` if they have none, as aten::full does."""
     if kwargs.get("dtype") is not None:
         return kwargs
     return {**kwargs, "dtype": torch.full((), value).dtype}

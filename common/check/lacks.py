@@ -1,18 +1,18 @@
-"""A launcher's words for what the card lacks, which are no failure (common/cuda/capability.cuh)."""
+"""Recognise a launcher's message that the card lacks something (common/cuda/capability.cuh)."""
 
 from __future__ import annotations
 
 import re
 
-# What the message of common/cuda/capability.cuh begins with; a test compares the two.
+# The beginning of the message of common/cuda/capability.cuh; a test compares the two.
 PHRASE = "this card lacks "
 
 
 class Lacking(Exception):
-    """The card cannot do what was called; the message says what it lacks, in one line."""
+    """The card lacks something that the call needs; the message names it, in one line."""
 
 
 def lacking(message: str) -> str:
-    """Return what the card lacks, from an exception's message; "" where that says nothing of it."""
+    """Return the part of an exception's message that names what the card lacks, or ""."""
     found = re.search(rf"{PHRASE}[^\n]*", message)
     return found.group() if found else ""

@@ -1,7 +1,7 @@
-"""What a wrong output makes of its input: is it what comes of the same input misread?
+"""Find out if a wrong output is the right result of a misread input.
 
 A loop that ends too early, or begins too late, gives the sum of fewer elements; swapped indices
-read a matrix by columns. Either is found by computing the reference again on the input so read.
+read a matrix by columns. Both are found by evaluating the reference on the input as misread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from common.cpu.backend import Launch
 
 MOST = 1 << 20  # elements of all arguments: the reference is computed many times
 SECONDS = 0.5
-STEPS = (2, 4, 8, 16, 32, 64, 128, 256)  # sizes of tiles and packs, of which the rest is left out
+STEPS = (2, 4, 8, 16, 32, 64, 128, 256)  # sizes of tiles and packs whose remainder may be left out
 EPS = torch.finfo(torch.float32).eps
 FEWEST = 8  # elements of an output in a shorter dtype
-NEARER = 8  # times as near as the expected result, a result has to be to explain the wrong one
+NEARER = 8  # times nearer to the wrong result than the expected one, to explain it
 
 
 def misread(
@@ -31,10 +31,9 @@ def misread(
     signature: Signature,
     launches: Sequence[Launch] = (),
 ) -> str:
-    """Return how wrong outputs read their input, as a sentence that ends in a question.
+    """Return how wrong outputs read their input, as a sentence that ends in a question, or "".
 
-    expected: of the call that gave them. launches: of its kernels, as far as known. Returns ""
-    where no such reading is found.
+    expected: results of the call with these outputs. launches: of its kernels, as far as known.
     """
     tensors = [argument for argument in expected.args if isinstance(argument, Tensor)]
     pairs = expected.pairs(len(outputs))
@@ -61,7 +60,7 @@ def misread(
 
 
 def _readings(argument: Tensor, name: str, blocks: set[int]) -> Iterator[tuple[Tensor, str]]:
-    """Return the argument misread, and how, in words that end in a question."""
+    """Yield a misread argument and its description, which ends in a question."""
     for value in (1, 0):
         words = f"if every element of {name} is {value}: is {name} left out?"
         yield torch.full_like(argument, value), words
@@ -81,7 +80,7 @@ def _readings(argument: Tensor, name: str, blocks: set[int]) -> Iterator[tuple[T
 
 
 def _kept(size: int, blocks: set[int]) -> Iterator[tuple[int, int]]:
-    """Return the first and the last plus one of the elements that may be kept, likely ones
+    """Yield (first, last + 1) of ranges of elements that a kernel may have read, likely ones
     first."""
     ends = [size - 1, *(size - size % step for step in STEPS)]
     ends += [block * each for block in sorted(blocks) for each in (1, 2, 4, 8)]
@@ -109,8 +108,8 @@ def _in_words(first: int, last: int, size: int, where: str, blocks: set[int]) ->
 
 
 def _tells(got: Tensor) -> bool:
-    """Return whether an output equals another one only if both are computed alike: a few numbers of
-    a short dtype may by chance."""
+    """Return True if an output is unlikely to equal another one by chance, as a few numbers of a
+    short dtype may."""
     if not got.is_floating_point() or not bool(got.isfinite().all()):
         return False
     return got.numel() >= FEWEST or torch.finfo(got.dtype).eps <= EPS
@@ -127,8 +126,8 @@ def _gives(
     outputs: Sequence[Tensor],
     distances: Sequence[float],
 ) -> bool:
-    """Return whether these arguments give the outputs, but for rounding. distances: of the outputs
-    from what is expected of them."""
+    """Return True if these arguments give the outputs, except for rounding. distances: of the
+    outputs from the expected ones."""
     try:
         found = truths(problem, args, signature.writes)
     except RAISED:

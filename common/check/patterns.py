@@ -1,10 +1,10 @@
-"""What a pattern of wrong results says about the mistake behind it.
+"""Recognise patterns of wrong results, and name the likely mistake.
 
-Two lists of recognisers. Those of OUTPUT look at one wrong output: what the wrong elements hold,
-where they are, how they relate to the expected ones. Those of BEHAVIOUR look at what became of
-other calls: in other orders, with other numbers in fresh memory, of other sizes and dtypes. A
-recogniser returns a sentence, or "" where it does not see its pattern. A sentence states what was
-seen; what is only likely, it puts as a question.
+There are two lists of recognisers. Those of OUTPUT examine one wrong output: the values of the
+wrong elements, their positions, their relation to the expected values. Those of BEHAVIOUR examine
+the outcomes of other calls: in other orders, with other numbers in fresh memory, of other sizes and
+dtypes. A recogniser returns a sentence, or "" if it does not find its pattern. A sentence states
+observations; a likely cause is put as a question.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from common.check.guard import bits, is_poison
 from common.cpu.backend import Launch
 
 MOST = 3  # sentences about one output
-SIZE = 1 << 22  # elements in which relations are looked for, at most
+SIZE = 1 << 22  # most elements of an output that is searched for relations
 ALL_ONES = -1  # the bits of an element of shared memory to which nothing was stored
 UNSET = 2**32 - 1  # the same as an unsigned int
 FARTHEST = 8  # elements by which a result may be shifted
-ROUNDINGS = 16  # times its eps: what many roundings to a dtype add up to, at most
+ROUNDINGS = 16  # times its eps: the most that many roundings to a dtype add up to
 
 
 @dataclass(frozen=True)
 class Look:
-    """What else is known of the call that gave a wrong output.
+    """Further facts about the call that gave a wrong output.
 
     launches: of its kernels, as far as known. again: the same output of another call on the same
-    input, where each tensor's fresh memory held a number of its own instead of NaN; None where
-    there was none. untouched: where it still held that number; bool, of its shape. explained: what
-    went wrong is known from other calls, or seen otherwise.
+    input, with a different number in each tensor's fresh memory instead of NaN; None without such a
+    call. untouched: bool mask, of its shape, of the elements that still held that number.
+    explained: other calls or observations already show the cause.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -50,8 +50,8 @@ NO_LOOK = Look()
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong output. got, truth: all elements, flat. places: flat indices of the wrong ones, in
-    order. shape: of the output."""
+    """A wrong output. got, truth: all elements, flat. places: flat indices of the wrong elements,
+    in order. shape: of the output."""
 
     got: Tensor
     truth: Tensor
@@ -77,7 +77,7 @@ class Wrong:
 
     @property
     def width(self) -> int:
-        """Return elements per row: of the last dimension."""
+        """Return the number of elements per row, the last dimension."""
         return self.shape[-1] if self.shape else 1
 
     @property
@@ -91,7 +91,7 @@ class Wrong:
 
     @cached_property
     def bad_again(self) -> Tensor | None:
-        """Return the same elements of the other call."""
+        """Return the same elements of the other call, or None."""
         again = self.look.again
         if again is None or again.numel() != self.total or again.dtype != self.got.dtype:
             return None
@@ -99,26 +99,25 @@ class Wrong:
 
     @cached_property
     def unwritten(self) -> Tensor:
-        """Return which of all elements hold what fresh memory is filled with."""
+        """Return a bool mask of all elements that still hold the fill of fresh memory."""
         untouched = self.look.untouched
         poison = is_poison(self.got)
         return poison if untouched is None else poison & untouched.reshape(-1)
 
     @cached_property
     def poisoned(self) -> bool:
-        """Return whether all wrong elements hold what fresh memory is filled with."""
+        """Return True if all wrong elements still hold the fill of fresh memory."""
         return bool(self.unwritten[self.places].all())
 
     @cached_property
     def wide(self) -> Tensor:
-        """Return the wrong elements in a dtype that every operation knows: float8 has few of its
-        own."""
+        """Return the wrong elements in a dtype that all operations support; few support float8."""
         return self.bad.float() if self.floating and self.bad.element_size() == 1 else self.bad
 
 
 Recogniser = Callable[[Wrong], str]
 
-# ---------------------------------------------------------------- what the wrong elements hold
+# ---------------------------------------------------------------- values of the wrong elements
 
 
 def nothing_written(wrong: Wrong) -> str:
@@ -142,8 +141,8 @@ def not_written(wrong: Wrong) -> str:
 
 
 def _surely(wrong: Wrong) -> str:
-    """Return one call alone does not tell memory never written from a NaN that was read and passed
-    on."""
+    """Return "", or a reservation if one call alone cannot distinguish unwritten memory from a NaN
+    that was read and passed on."""
     return "" if wrong.look.untouched is not None else " (or it was read, and passed on)"
 
 
@@ -182,7 +181,7 @@ def invalid_operation(wrong: Wrong) -> str:
         return ""
     made = "0/0, inf − inf or 0 · inf"
     if wrong.bad.device.type == "cpu" and wrong.bad.element_size() > 1:
-        # x86 makes this NaN for an invalid operation; those that are passed on keep their bits.
+        # x86 generates this NaN for an invalid operation; a propagated NaN keeps its bits.
         default = bits(torch.tensor([-math.nan], dtype=wrong.bad.dtype))
         if bool((bits(wrong.bad)[nan] == default).all()):
             return f"{_some(wrong, nan)} NaN that an operation made: {made}"
@@ -213,16 +212,16 @@ def _some(wrong: Wrong, which: Tensor) -> str:
     return _they_are(wrong) if bool(which.all()) else f"{int(which.sum()):,} of them are"
 
 
-# ---------------------------------------------------------------- where the wrong elements are
+# ---------------------------------------------------------------- positions of the wrong elements
 
 
 def one_blocks_part(wrong: Wrong) -> str:
-    """Return written is as much as one block writes, and several ran."""
+    """Recognise that only the part of one block was written although several ran."""
     blocks, block = _launch(wrong)
     written = _written_beginning(wrong)
     if blocks < 2 or not written or wrong.look.untouched is None:
         return ""
-    needed = -(-wrong.total // written)  # blocks, if each had so much
+    needed = -(-wrong.total // written)  # blocks, if each wrote as much
     if blocks != needed and not (blocks > needed and written == block):
         return ""
     rows = len(wrong.shape) > 1 and written % wrong.width == 0
@@ -243,16 +242,16 @@ def _only_first(number: int, noun: str, size: int) -> str:
 
 
 def _written_beginning(wrong: Wrong) -> int:
-    """Return how many elements at the beginning were written, where none behind them was; 0
-    otherwise."""
+    """Return the number of elements written at the beginning, 0 if any element after them was
+    written."""
     unwritten = wrong.unwritten
     written = wrong.total - int(unwritten.sum())
     return 0 if bool(unwritten[:written].any()) or written == wrong.total else written
 
 
 def one_tile(wrong: Wrong) -> str:
-    """Recognise a matrix and a grid in two dimensions of which is written what one block along
-    x or along y writes, or what threads write whose x and y are swapped."""
+    """Recognise a matrix, with a 2D grid, of which only the part of one block along x or along y
+    was written, or the part of threads whose x and y are swapped."""
     launch, corner = _launch_2d(wrong), _written_corner(wrong)
     if launch is None or corner is None or wrong.look.untouched is None:
         return ""
@@ -286,7 +285,7 @@ def one_tile(wrong: Wrong) -> str:
 
 
 def _written_corner(wrong: Wrong) -> tuple[int, int] | None:
-    """Return rows and columns of the upper left part, where it was written and nothing else was."""
+    """Return the rows and columns of the upper left part, if exactly that part was written."""
     if len(wrong.shape) < 2:
         return None
     written = ~wrong.unwritten.view(-1, wrong.width)
@@ -358,7 +357,7 @@ def rows(wrong: Wrong) -> str:
 
 
 def every_nth(wrong: Wrong) -> str:
-    """Return one residue of the index, with a stride that is no dimension."""
+    """Recognise wrong elements at one residue of the index; the stride is not a dimension."""
     if not _part(wrong) or wrong.count < 8:
         return ""
     steps = wrong.places.diff()
@@ -375,8 +374,8 @@ def _part(wrong: Wrong) -> bool:
 
 
 def _launch(wrong: Wrong) -> tuple[int, int]:
-    """Return blocks and threads per block of the kernels that ran, where all have one size, along
-    x."""
+    """Return blocks and threads per block of the kernels that ran, if they have the same size,
+    along x only; else (0, 0)."""
     sizes = set(wrong.look.launches)
     if len(sizes) != 1:
         return 0, 0
@@ -387,7 +386,7 @@ def _launch(wrong: Wrong) -> tuple[int, int]:
 
 
 def _launch_2d(wrong: Wrong) -> Launch | None:
-    """Return the one size of all kernels that ran, where their grid or block goes along x and y."""
+    """Return the size of all kernels that ran, if it is one size and extends along x and y."""
     sizes = set(wrong.look.launches)
     if len(sizes) != 1:
         return None
@@ -397,7 +396,7 @@ def _launch_2d(wrong: Wrong) -> Launch | None:
 
 
 def _next_thread(wrong: Wrong) -> str:
-    """Return which thread the first element of the tail is, where each thread has one, and none
+    """Describe the thread of the tail's first element, for one element per thread; "" if any was
     stored."""
     blocks, block = _launch(wrong)
     if not blocks or not wrong.poisoned:
@@ -434,12 +433,12 @@ def _plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-# ---------------------------------------------------------------- how they relate to the expected
+# ---------------------------------------------------------------- relation to the expected values
 
 
 def _numbers(wrong: Wrong) -> tuple[Tensor, Tensor, float, float] | None:
-    """Return got and truth in float64, the largest magnitude, eps; None where there is nothing to
-    say."""
+    """Return got and truth in float64, the largest magnitude, eps; None if nothing can be
+    compared."""
     if wrong.total == 1 or wrong.poisoned or wrong.total > SIZE:
         return None
     g, t = wrong.got.double(), wrong.truth.double()
@@ -451,8 +450,8 @@ def _numbers(wrong: Wrong) -> tuple[Tensor, Tensor, float, float] | None:
 
 
 def _alike(wrong: Wrong, arrange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> bool:
-    """Return whether what `arrange` makes of got and truth is equal but for rounding, and not
-    because all is one value."""
+    """Return True if the two tensors that `arrange` makes of got and truth agree up to rounding,
+    and are not constant."""
     numbers = _numbers(wrong)
     if numbers is None:
         return False
@@ -480,7 +479,7 @@ def shifted(wrong: Wrong) -> str:
 
 
 def rows_shifted(wrong: Wrong) -> str:
-    """Return every row shifted by itself."""
+    """Recognise rows that are each shifted."""
     if len(wrong.shape) < 2 or wrong.total == wrong.width:
         return ""
     if text := _shifted(wrong, wrong.width, "its end", "its start"):
@@ -489,7 +488,7 @@ def rows_shifted(wrong: Wrong) -> str:
 
 
 def _shifted(wrong: Wrong, width: int, end: str, start: str) -> str:
-    """Return how many elements rows of that width are shifted, and to which side, or ""."""
+    """Describe the shift of rows of that width, in elements and to which side; "" if none fits."""
 
     def cut(tensor: Tensor, first: int, by: int) -> Tensor:
         return tensor.view(-1, width)[:, first : first + width - by].reshape(-1)
@@ -516,7 +515,7 @@ def opposite_sign(wrong: Wrong) -> str:
 
 
 def _wrong_numbers(wrong: Wrong) -> tuple[Tensor, Tensor, float, float] | None:
-    """Return the same of the wrong elements alone, those that are finite."""
+    """Return the values of `_numbers` for the finite wrong elements alone."""
     numbers = _numbers(wrong)
     if numbers is None:
         return None
@@ -542,7 +541,7 @@ def factor(wrong: Wrong) -> str:
 
 
 def row_factors(wrong: Wrong) -> str:
-    """Return every row is off by a factor of its own."""
+    """Recognise rows that are each off by a different factor."""
     numbers = _numbers(wrong)
     if numbers is None or len(wrong.shape) < 2 or wrong.width < 8:
         return ""
@@ -580,7 +579,7 @@ def offset(wrong: Wrong) -> str:
 
 
 def unset_integers(wrong: Wrong) -> str:
-    """Count that began with the bits that the CPU backend gives shared memory."""
+    """Recognise counts that started from the CPU backend's fill of shared memory."""
     if wrong.floating or wrong.got.element_size() != 8 or wrong.got.device.type != "cpu":
         return ""
     difference = wrong.bad - wrong.truth[wrong.places].to(wrong.bad.dtype)
@@ -604,7 +603,7 @@ def lower_precision(wrong: Wrong) -> str:
         return ""
     error, size = (g - t).abs()[normal], t.abs()[normal]
     relative = float((error / size).median())
-    # A sum that is small by chance may be far off, measured by itself.
+    # The relative error of a sum that is small by chance may be large.
     largest = float((error / size.clamp(min=float(size.median()))).max())
     # A long sum in float16 errs as much as one rounding to bfloat16.
     kinds = (
@@ -623,9 +622,9 @@ def lower_precision(wrong: Wrong) -> str:
     return ""
 
 
-# Those of them that hold whatever other calls give.
+# Recognisers that stay valid if other calls explain the output.
 SURE = (nothing_written, not_written, from_unwritten_memory, one_tile, one_blocks_part)
-# Of each group, the first that sees its pattern speaks.
+# The first recogniser of each group that finds its pattern counts.
 OUTPUT: tuple[tuple[Recogniser, ...], ...] = (
     (
         nothing_written,
@@ -653,7 +652,7 @@ OUTPUT: tuple[tuple[Recogniser, ...], ...] = (
 
 
 def hints(wrong: Wrong) -> list[str]:
-    """Return what the output says, a sentence of each group at most; only what is sure where other
+    """Return the sentences about an output, at most one per group; only those of SURE if other
     calls explain it."""
     groups = [[s for s in group if s in SURE or not wrong.look.explained] for group in OUTPUT]
     said = (next(filter(None, (see(wrong) for see in group)), "") for group in groups)
@@ -665,17 +664,16 @@ def hints(wrong: Wrong) -> list[str]:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What became of several calls of one rung.
+    """Outcomes of several calls of one rung, True for a right one.
 
-    orders: of threads, and whether the result was right in each. differ: two orders, both wrong,
-    that give different results, where the first gives its own again. repeats: whether further calls
-    in the first order gave the same as the first did; None where that was not tried. fresh: of
-    calls on one input, whether they were right with NaN in fresh memory and with numbers in it;
-    both several times. calls: of calls in turn, whether they were right. cases: of one dtype,
-    with whether they were right. dtypes: of the case that failed, which were right. not_finite: the
-    wrong output has infinities or NaN where finite numbers are expected. near: it is off by no more
-    than roundings to its dtype add up to. undefined: an undefined value was read, which is another
-    in another order. reading: how the input was read, in words.
+    orders: by thread order. differ: two orders, both wrong, with different results, where the first
+    one reproduces its result. repeats: further calls in the first order reproduced the first
+    result; None if not tried. fresh: calls on one input, several with NaN in fresh memory, then
+    several with numbers in it. calls: consecutive calls. cases: cases of one dtype. dtypes: of the
+    failing case. not_finite: the wrong output has infinities or NaN where finite numbers are
+    expected. near: its error is within what accumulated roundings to its dtype explain. undefined:
+    an undefined value was read, which depends on the order. reading: how the input was misread, in
+    words.
     """
 
     orders: dict[str, bool] = field(default_factory=dict)
@@ -743,9 +741,9 @@ def first_call_only(seen: Behaviour) -> str:
 
 
 def multiples(seen: Behaviour) -> str:
-    """Return right where one size is a multiple of a power of two, and wrong where it is not."""
+    """Recognise a size that is right if, and only if, it is a multiple of a power of two."""
     found = [text for place in range(_rank(seen)) if (text := _multiples_of(seen, place))]
-    return found[0] if len(found) == 1 else ""  # two sizes that explain it explain nothing
+    return found[0] if len(found) == 1 else ""  # ambiguous if two sizes explain it
 
 
 def _rank(seen: Behaviour) -> int:
@@ -759,7 +757,7 @@ def _multiples_of(seen: Behaviour, place: int) -> str:
     if len(right) < 2 or len(wrong) < 2 or set(right) & set(wrong):
         return ""
     if right[-1] < wrong[0] or wrong[-1] < right[0]:
-        return ""  # it may as well be how large they are
+        return ""  # the magnitude of the sizes explains it as well
     steps = [
         step
         for step in (2**power for power in range(1, 11))
@@ -786,7 +784,7 @@ def _up_to(seen: Behaviour, place: int) -> str:
         return ""
     odd = {size % 2 for size in right}, {size % 2 for size in wrong}
     if not odd[0] & odd[1]:
-        return ""  # it may as well be what they are multiples of
+        return ""  # their divisors explain it as well
     return (
         f"right where {_size(seen, place)} is at most {right[-1]}, wrong from {wrong[0]} on: is "
         "that what a block, the grid or an array can hold?"
@@ -821,7 +819,7 @@ def misread_input(seen: Behaviour) -> str:
 
 
 def _size(seen: Behaviour, place: int) -> str:
-    """Return what to call that size of the cases' shapes."""
+    """Return the name of that size in the cases' shapes."""
     last = _rank(seen) - 1
     if last == 0:
         return "the length"
@@ -842,15 +840,15 @@ BEHAVIOUR: tuple[Callable[[Behaviour], str], ...] = (
     short_sum,
     misread_input,
 )
-# Less than where in one output the wrong elements are.
+# Weaker evidence than the positions of wrong elements in one output.
 SIZES: tuple[Callable[[Behaviour], str], ...] = (multiples, up_to_a_size)
 
 
 def habits(seen: Behaviour) -> list[str]:
-    """Return what the calls say."""
+    """Return the sentences about the calls."""
     return [text for recognise in BEHAVIOUR if (text := recognise(seen))]
 
 
 def sizes(seen: Behaviour) -> list[str]:
-    """Return what the sizes say for which the calls are right."""
+    """Return the sentences about the sizes for which the calls are right."""
     return [text for recognise in SIZES if (text := recognise(seen))]

@@ -1,4 +1,4 @@
-"""A case of random sizes, around multiples of tiles, like the cases that a day declares."""
+"""Draw a case of random sizes around multiples of tiles, like the cases that a day declares."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ _TILES = (8, 16, 32, 64, 128, 256)
 
 @cache
 def session_seed() -> int:
-    """Return the seed of this process and of those that it forks; a failure names it."""
+    """Return the seed of this process and its forked children; a failure's message contains it."""
     return int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(10**6))
 
 
 def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:
-    """Return one of the cases with other sizes, the same for the same seed; None where none has
-    sizes.
+    """Return one of the cases with other sizes, determined by the seed; None if none has sizes.
 
-    A dimension that is odd in one of the cases takes any size up to the largest there is of it;
-    another keeps to the sizes that the cases have, because it may have to be a multiple.
+    A dimension that is odd in one of the cases takes any size up to its largest one; any other
+    dimension takes only sizes from the cases, since they may have to be multiples.
     """
     chance = random.Random(seed)
     known = [
@@ -53,7 +52,7 @@ def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:
 
 
 def _size(chance: random.Random, most: int) -> int:
-    """Return a size in [1, most], often one beside a multiple of a tile's."""
+    """Return a size in [1, most], often next to a multiple of a tile's size."""
     tile = chance.choice(_TILES)
     near = tile * chance.randint(1, max(most // tile, 1)) + chance.choice((-1, 0, 1))
     return near if 1 <= near <= most and chance.random() < 0.75 else chance.randint(1, most)

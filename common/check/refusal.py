@@ -1,10 +1,10 @@
-"""A launcher's refusal of a call: does it name the argument, or did something break?"""
+"""Distinguish a launcher's refusal, which names the argument, from a failure during the call."""
 
 from __future__ import annotations
 
 import re
 
-# Words of a device, a kernel or an allocator that gave up: not a refusal, whatever else is said.
+# Words of a device, a kernel or an allocator that failed: never a refusal.
 GAVE_UP = re.compile(
     r"CUDA error|illegal (memory|address|instruction)|out of memory|out of bounds"
     r"|misaligned (address|access)|misaligned: this thread"
@@ -14,8 +14,8 @@ GAVE_UP = re.compile(
 )
 
 
-# What is added to CUDA's error of a launch that it refused, by the CPU backend (runtime/launch.cpp)
-# or by common/cuda/tensor.cuh: it speaks of threads, of blocks and of x, and names no argument.
+# The text added to CUDA's error of a refused launch, by the CPU backend (runtime/launch.cpp)
+# or by common/cuda/tensor.cuh: it mentions threads, blocks and x, but not an argument.
 _OF_A_LAUNCH = re.compile(
     r"(?:: |, )(?:a grid (?:of|has) |\d+ threads per block|dynamic shared memory of |"
     r"shared memory is at most |in \S+<<<)[^\n]*"
@@ -23,9 +23,9 @@ _OF_A_LAUNCH = re.compile(
 
 
 def names_one_of(message: str, names: tuple[str, ...]) -> bool:
-    """Return whether a message names one of the arguments, as a word.
+    """Return True if a message contains the name of one of the arguments as a word.
 
-    "a" and "A" are words of English too: they count only in quotes or before a colon, "must",
+    "a" and "A" are also words of English: they count only in quotes or before a colon, "must",
     "has", "is" or "expected".
     """
     message = _OF_A_LAUNCH.sub("", message)

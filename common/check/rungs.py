@@ -1,4 +1,4 @@
-"""Checks a rung on every declared case: is its result right, and does it behave as an operator?"""
+"""Check a rung on every declared case: its results, and its behaviour as an operator."""
 
 from __future__ import annotations
 
@@ -61,17 +61,15 @@ if TYPE_CHECKING:
 
 # PyTorch then asks the driver for every tensor, which is not allowed while a graph is captured.
 UNCACHED = bool(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"))
-SLEEP_CYCLES = 20_000_000  # of the GPU, about 10 ms: longer than a launch takes to issue
+SLEEP_CYCLES = 20_000_000  # of the GPU, about 10 ms: longer than it takes to issue a launch
 
 
 @dataclass
 class CheckResult:
-    """checked: number of cases that were gone through, a failing one included.
-    failure: the first one, after which no further case is tried.
-    fallbacks: what the launcher handed to another rung's kernel, and why, for each case on which it
-    did.
-    remarks: what was not tried for want of something, and why. asides: what was tried in another
-    way, or not at all, as the day declares."""
+    """The outcome of a check. checked: number of cases tried, including a failing one. failure: the
+    first one, after which no further case is tried. fallbacks: work that the launcher passed to
+    another rung's kernel, and why, for each such case. remarks: checks skipped because something is
+    missing, and why. asides: checks done differently, or skipped, as the day declares."""
 
     checked: int = 0
     failure: Failure | None = None
@@ -89,7 +87,7 @@ class CheckResult:
 
 
 class _CaseCheck:
-    """All that is tried with one rung on one case."""
+    """All checks of one rung on one case."""
 
     def __init__(
         self,
@@ -110,10 +108,10 @@ class _CaseCheck:
         self.schedules = schedules
         self.result = result
         self.explain = explain
-        self.wrong: Call | None = None  # the first call, where its values were wrong in each order
+        self.wrong: Call | None = None  # the first call, if its values were wrong in each order
         self.wrong_values = False  # of the first call, in any order
-        self.reading = ""  # how that call read its input, in words
-        self.lacks = ""  # what `right_or_refused` was refused for, of the card
+        self.reading = ""  # how that call misread its input, in words
+        self.lacks = ""  # what the card lacked in `right_or_refused`
         self.signature = signature_of(call, problem.reference)
         self.first = self._expected(0)
         self.second = self._expected(1)
@@ -126,7 +124,7 @@ class _CaseCheck:
         result.aside(self.first.aside)
 
     def _expected(self, draw: int) -> Expected:
-        """Return what is expected for the `draw`-th set of inputs of this case."""
+        """Return the expected results for the `draw`-th set of inputs of this case."""
         key = (self.case, self.signature.writes, draw)
         return expectations.get(
             self.problem, self.backend.device, key, lambda: self._evaluated(draw)
@@ -159,7 +157,7 @@ class _CaseCheck:
         return expected
 
     def _samples(self) -> list[Expected]:
-        """Return further inputs of the case, for PyTorch's error on them."""
+        """Return the results on further inputs of the case, for PyTorch's error."""
         return [
             self._expected(draw) for draw in range(1, 1 + samples_needed(self.problem, self.first))
         ]
@@ -178,8 +176,8 @@ class _CaseCheck:
     def _judge_call(
         self, expected: Expected, done: Call, looks: Sequence[Look] = ()
     ) -> Failure | None:
-        """Return the same of a call that came back; wrong values with what the CPU backend saw of
-        it."""
+        """Return the failure of a call that returned, or None; for wrong values, with the CPU
+        backend's observations."""
         look = Look(done.watched.launches, explained=_undefined(done))
         looks = looks or [look] * len(done.outputs)
         failure = self._judge(expected, done.outputs, done.names, looks)
@@ -195,7 +193,8 @@ class _CaseCheck:
         into: Call | None = None,
         late: bool = False,
     ) -> tuple[Call | None, Failure | None]:
-        """Return one guarded call, and what was wrong with it. into, late: see `call_guarded`."""
+        """Return one guarded call and its failure; None for either. into, late: see
+        `call_guarded`."""
         try:
             done = call_guarded(
                 self.call,
@@ -217,12 +216,12 @@ class _CaseCheck:
         return done, failure
 
     def first_call(self) -> Failure | None:
-        """Return the failure of the first call alone, not yet naming the case."""
+        """Return the failure of the first call alone, without the case's name."""
         self.backend.use(self.schedules[0])
         return self._attempt(self.first)[1]
 
     def run(self) -> Failure | None:
-        """Return the first failure, not yet naming the case."""
+        """Return the first failure, without the case's name."""
         self.backend.use(self.schedules[0])
         done, failure = self._attempt(self.first)
         if failure is not None:
@@ -251,8 +250,7 @@ class _CaseCheck:
         return None
 
     def _explained(self, done: Call | None, failure: Failure) -> Failure:
-        """Return what the first call's failure says, and what other calls on the same input say of
-        it."""
+        """Return the first call's failure, with hints from other calls on the same input."""
         if done is None:
             return failure
         self.wrong_values = failure.values
@@ -276,8 +274,8 @@ class _CaseCheck:
         return self._looked_at(done) if self.explain else failure
 
     def _explained_elsewhere(self, done: Call, failure: Failure) -> Failure:
-        """Return the failure, where other calls say what went wrong: without what the size of an
-        error says."""
+        """Return the failure without hints from the size of an error, since other calls explain
+        it."""
         looks = [Look(explained=True)] * len(done.outputs)
         return (self._judge_call(self.first, done, looks) or failure) if failure.values else failure
 
@@ -305,15 +303,14 @@ class _CaseCheck:
         return _with_habits(better, Behaviour(fresh=fresh))
 
     def misread(self, done: Call) -> str:
-        """Return how a call on the first input read it, where its outputs are wrong; "" where that
-        is not known."""
+        """Return how a call with wrong outputs misread the first input, or "" if unknown."""
         return misread(
             self.problem, self.first, done.outputs, self.signature, done.watched.launches
         )
 
     def _differing_orders(self, done: Call) -> tuple[str, ...]:
-        """Return the first order and another in which the wrong result is another one; () where
-        there is none, or where the first order itself gives different results."""
+        """Return the first order and another one with a different wrong result; () if there is
+        none, or if the first order itself gives different results."""
         if self.rung.not_repeatable or not self._repeats(done.outputs):
             return ()
         for schedule in self._further_orders():
@@ -325,18 +322,18 @@ class _CaseCheck:
         return ()
 
     def _further_orders(self) -> Sequence[Schedule]:
-        """Return the orders in which a wrong call is tried again: where it is to be explained, also
-        those in which no right one is."""
+        """Return the orders in which a wrong call is tried again: with `explain`, more than a right
+        one needs."""
         return (self.backend.schedules() if self.explain else self.schedules)[1:]
 
     def right(self, schedule: Schedule | None = None, variant: int = 0) -> bool:
-        """Return whether a call on the first input is right."""
+        """Return True if a call on the first input is right."""
         if schedule is not None:
             self.backend.use(schedule)
         return self._attempt(self.first, variant)[1] is None
 
     def _floating(self) -> list[tuple[Tensor, Tensor]]:
-        """Return (output, truth) in float64 of the wrong call, of outputs that are floating."""
+        """Return (output, truth) in float64 of the wrong call, for its floating outputs."""
         assert self.wrong is not None
         pairs = self.first.pairs(len(self.wrong.outputs)) or []
         return [
@@ -346,14 +343,15 @@ class _CaseCheck:
         ]
 
     def not_finite(self) -> bool:
-        """Return whether the first call gave infinities or NaN where finite numbers are
+        """Return True if the first call gave infinities or NaN where finite numbers are
         expected."""
         return any(
             bool((truth.isfinite() & ~got.isfinite()).any()) for got, truth in self._floating()
         )
 
     def near(self) -> bool:
-        """Return whether the first call is off by no more than roundings in 16 bits add up to."""
+        """Return True if the first call's error is within what accumulated roundings in 16 bits
+        explain."""
         if self.case.dtype not in ("float16", "bfloat16"):
             return False
         allowed = ROUNDINGS * torch.finfo(getattr(torch, self.case.dtype)).eps
@@ -365,14 +363,14 @@ class _CaseCheck:
         )
 
     def _repeats(self, kept: list[Tensor]) -> bool:
-        """Return whether the first order gives these outputs again."""
+        """Return True if the first order gives these outputs again."""
         self.backend.use(self.schedules[0])
         again, _ = self._attempt(self.first)
         return again is not None and first_difference(kept, again.outputs, again.names) is None
 
     def _second_call(self, done: Call, kept: list[Tensor]) -> Failure | None:
-        """Return other numbers in the same memory: nothing may be left over from the call
-        before."""
+        """Check other numbers in the same memory: the first call must leave nothing that changes
+        them."""
         again, failure = self._attempt(self.second, into=done)
         if failure is not None:
             details = failure.details
@@ -389,7 +387,7 @@ class _CaseCheck:
             calls = (True, False, self.right(), self.right())
             return _with_habits(second, Behaviour(calls=calls))
         assert again is not None
-        if again.memory is done.memory:  # arguments were written anew for the second call
+        if again.memory is done.memory:  # arguments were rewritten for the second call
             pairs = zip(done.outputs, kept, done.names, strict=True)
             own = [(now, was, name) for now, was, name in pairs if not name.startswith("argument")]
             changed = first_difference(
@@ -405,7 +403,7 @@ class _CaseCheck:
         return None
 
     def _same_again(self, kept: list[Tensor]) -> Failure | None:
-        """Return the same input, with other numbers in all memory that was not written yet."""
+        """Check the same input again, with other numbers in all unwritten memory."""
         again, failure = self._attempt(self.first, variant=1)
         if failure is not None:
             summary = f"with large numbers in fresh memory instead of NaN, {failure.summary}"
@@ -458,7 +456,7 @@ class _CaseCheck:
         return None
 
     def _late_streams(self) -> Failure | None:
-        """Check with the work of streams as late as legal, on the CPU backend."""
+        """Check on the CPU backend with streams that run their work as late as legal."""
         for schedule in self.backend.late_schedules():
             self.backend.use(schedule)
             failure = self._attempt(self.first, late=True)[1]
@@ -470,7 +468,8 @@ class _CaseCheck:
         return None
 
     def _further_rows(self) -> Failure | None:
-        """Return further draws, so that each kind of row comes, also where a case has only one."""
+        """Check further draws, so that every kind of row occurs, even if a case has only one
+        row."""
         for draw in range(2, NONFINITE_ROWS):
             failure = self._attempt(self._expected(draw))[1]
             if failure is not None:
@@ -478,7 +477,7 @@ class _CaseCheck:
         return None
 
     def leaks(self) -> Failure | None:
-        """Call three times: what each of them leaves behind is a leak."""
+        """Call three times, and report memory that each call does not free as a leak."""
         memories, grown = [], []
         for _ in range(3):
             done, failure = self._attempt(self.first, compare_values=False)
@@ -503,8 +502,8 @@ class _CaseCheck:
 
     def on_small_card(self, shared: bool = False) -> Failure | None:
         """Check on a card with few multiprocessors, little shared memory and small grids, so that
-        this case takes the paths of a large one. It may be refused there, for a reason. shared:
-        with the usual shared memory."""
+        this case takes the paths of a large one. The call may be refused for a reason. shared: keep
+        the usual shared memory."""
         with self.backend.small_card(shared):
             failure = self.right_or_refused()
         if failure is None:
@@ -517,8 +516,8 @@ class _CaseCheck:
         )
 
     def right_or_refused(self) -> Failure | None:
-        """Return one call, which may also be refused by the name of an argument. What the card
-        lacks is noted in `lacks`."""
+        """Check one call, which may also be refused by the name of an argument. Store in `lacks`
+        what the card lacks."""
         self.backend.use(self.schedules[0])
         args = self.first.args
         try:
@@ -548,8 +547,7 @@ class _CaseCheck:
         )
 
     def _side_stream(self) -> Failure | None:
-        """Check on a stream that is still busy, with the true input arriving on it behind that
-        work."""
+        """Check on a busy stream, on which the true input arrives only after that work."""
         stale = map_tensors(torch.clone, self.second.args)
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
@@ -569,7 +567,8 @@ class _CaseCheck:
         return _with_hints(replace(failure, summary=f"on a side stream, {failure.summary}"), [hint])
 
     def _graph(self) -> Failure | None:
-        """Return captured with one input, replayed with another in the same memory."""
+        """Check a CUDA graph, captured with one input and replayed with another in the same
+        memory."""
         static = map_tensors(torch.clone, self.first.args)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -597,9 +596,9 @@ class _CaseCheck:
         return _with_hints(replace(wrong, summary=summary), [hint])
 
     def _capture(self, graph: torch.cuda.CUDAGraph, args: tuple[Any, ...]) -> Any:
-        """Return what the call returned while it was captured."""
-        # torch.cuda.graph would empty the allocator's cache each time, which takes longer than
-        # all the rest.
+        """Return the call's result while it is captured."""
+        # torch.cuda.graph would empty the allocator's cache each time, which would take longer
+        # than everything else.
         stream = torch.cuda.Stream()
         with torch.no_grad(), warnings.catch_warnings(), torch.cuda.stream(stream):
             # A case without elements launches nothing.
@@ -608,7 +607,7 @@ class _CaseCheck:
             try:
                 result = self.call(*args)
             except BaseException:
-                # The capture is void and ending it says so; what the call raised says why.
+                # The capture is invalid, and ending it raises; the call's exception has the cause.
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise
@@ -636,7 +635,7 @@ class _CaseCheck:
 
 
 def _seen(done: Call) -> list[str]:
-    """Return what the CPU backend saw of a call whose result is wrong."""
+    """Return the CPU backend's observations of a call whose result is wrong."""
     said = []
     if done.watched.early_return:
         said.append(f"{done.watched.early_return}: was something left for them to do before it?")
@@ -649,8 +648,8 @@ def _undefined(done: Call | None) -> bool:
 
 
 def _with_hints(failure: Failure, hints: Sequence[str], last: bool = False) -> Failure:
-    """Return the failure, with these hints in front of its details, or behind the hints there,
-    those that are not ""."""
+    """Return the failure with the hints that are not "" before its details or, if `last`, after the
+    hints that these begin with."""
     said = [f"hint: {text}" for text in hints if text]
     place = 0
     while last and place < len(failure.details) and failure.details[place].startswith("hint: "):
@@ -660,8 +659,8 @@ def _with_hints(failure: Failure, hints: Sequence[str], last: bool = False) -> F
 
 
 def _with_habits(failure: Failure, seen: Behaviour) -> Failure:
-    """Return the failure, with what the behaviour says of it; what sizes say where nothing else
-    does, and behind what the output says."""
+    """Return the failure with hints from the behaviour; those from sizes only if there are no
+    others, and after the hints about the output."""
     said = habits(seen)
     return _with_hints(failure, said) if said else _with_hints(failure, sizes(seen), last=True)
 
@@ -685,14 +684,14 @@ def gradients_of(
     expected: Gradients,
     backend: Backend,
 ) -> tuple[Failure | None, list[Tensor]]:
-    """Return the rung's gradients, and what is wrong with them."""
+    """Return the failure of the rung's gradients, or None, and the gradients."""
     try:
         with backend.watching():
             found = backward(call, args, expected.places, expected.upstream)
         backend.synchronize()
     except Exception as error:
         return raised(error, "in the backward pass "), []
-    # Strides are the backward's own affair: PyTorch's may be a view of something else.
+    # Any strides are accepted: PyTorch's gradient may be a view of something else.
     failure = judge(problem, expected.expected, found, expected.names, signature, strides=False)
     return failure, found
 
@@ -702,8 +701,7 @@ def _volume(case: Case) -> int:
 
 
 def quick_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return one case for each dtype, small and, where there is one, with an odd size in its
-    shape."""
+    """Return one case per dtype: a small one, with an odd size in its shape if there is one."""
 
     def rank(case: Case) -> tuple[bool, bool, bool, int]:
         volume = _volume(case)
@@ -717,14 +715,14 @@ def quick_cases(cases: Sequence[Case]) -> list[Case]:
     return list(best.values())
 
 
-MORE_CASES = 4  # that a quick check tries of a rung that has only fallen back so far
+MORE_CASES = 4  # that a quick check adds if a rung has only fallen back so far
 
 
 def _until_own_kernel(
     chosen: Sequence[Case], cases: Sequence[Case], result: CheckResult, lacks: Collection[str]
 ) -> Iterator[Case]:
-    """Return the chosen cases, then a few others, the smallest first, until one that no other
-    rung's kernel computed: what a rung falls back to has a check of its own."""
+    """Yield the chosen cases, then a few others, the smallest first, until the rung's own kernel
+    computed one: the kernel of a fallback has a separate check."""
     yield from chosen
     others = dict.fromkeys(case for case in cases if case not in chosen)
     for case in sorted(others, key=_volume)[:MORE_CASES]:
@@ -747,26 +745,24 @@ def check_rung(
 ) -> CheckResult:
     """Check a rung on all cases of its dtypes, until the first failure.
 
-    call: an operator of torch.ops or a Python function. fallback: tells, after a case, whether
-    another rung's kernel did the work ("" if none did). quick: only the cases of `quick_cases`,
-    with others where all of these fell back, and one thread order unless orders are what is looked
-    at; where accesses are traced, one with several blocks instead. one_order: one, with all cases.
-    first_calls: one call on each case, and nothing else of this list but its first two items.
-    explain: further calls are made of a rung that fails, to see what it depends on, and of one
-    that gives wrong values a tiny case is shown. On each case,
-    with the outputs and all memory that the operator allocates poisoned and everything between
-    guard bands:
+    call: an operator of torch.ops or a Python function. fallback: returns, after a case, the rung
+    whose kernel did the work instead ("" for none). quick: use only the cases of `quick_cases`,
+    with others if all of these fell back, and one thread order unless more were requested; if
+    accesses are traced, also one case with several blocks. one_order: use one order, with all
+    cases. first_calls: make one call on each case, and check only the first two items of this list.
+    explain: make further calls of a failing rung to find the cause, and show a tiny case if its
+    values are wrong. On each case, with the outputs and all memory that the operator allocates
+    poisoned and between guard bands:
 
-    - the result against the reference in float64, its shape, dtype, device and strides;
-    - nothing written outside of tensors, no argument modified that the schema does not mark;
-    - a second call on other inputs, then the first input again with other poison: equal bits;
-    - on the CPU every thread order, and late streams where the problem uses several; on CUDA a busy
-      side stream and a CUDA graph replayed with changed input; gradients where the problem has
-      them;
+    - the result is compared with the reference in float64: values, shape, dtype, device, strides;
+    - nothing is written outside of tensors, and no argument that the schema does not mark;
+    - a second call on other inputs, then one on the first input with other poison, give equal bits;
+    - on the CPU every thread order, and late streams if the problem uses several; on CUDA a busy
+      side stream and a CUDA graph replayed with changed input; gradients if the problem has them;
     - unless quick, one case of a random shape (common/check/random_case.py).
 
     A case that the rung refuses because the card lacks something (common/check/lacks.py) is left
-    out, with a remark. Raises Skip, with what the card lacks, where every case is.
+    out, with a remark. Raise Skip, naming what the card lacks, if this holds for all cases.
     """
     result = CheckResult()
     cases = problem.cases_of(rung)
@@ -781,7 +777,7 @@ def check_rung(
     if quick:
         several = _several_blocks(problem, cases, backend) if backend.traces else []
         chosen = list(dict.fromkeys([*quick_cases(cases), *several]))
-        others = [] if backend.traces else cases  # which may take minutes to trace
+        others = [] if backend.traces else cases  # they may take minutes to trace
         walk = _until_own_kernel(chosen, others, result, lacks)
     else:
         walk = iter(cases)
@@ -805,7 +801,7 @@ def check_rung(
         except Lacking as lacking:
             result.checked -= 1
             lacks.setdefault(str(lacking), case)
-            fallback()  # what this case fell back to does not belong to the next one
+            fallback()  # clears this case's fallback before the next case
             continue
         except ProblemError as error:
             failure = Failure(str(error))
@@ -838,10 +834,9 @@ class Once:
 def call_once(
     problem: Problem, rung: Rung, call: Callable[..., Any], case: Case, backend: Backend
 ) -> Once:
-    """Call a rung on a case and compare its outputs with the reference, as the first step of
-    `check_rung` does.
+    """Call a rung on a case and compare its outputs with the reference, as `check_rung` does first.
 
-    Raises Lacking where the card lacks something.
+    Raise Lacking if the card lacks something.
     """
     schedules = backend.schedules(quick=True)
     try:
@@ -867,10 +862,10 @@ TRYING = 2.0  # seconds for other cases of a rung that is wrong
 
 
 def _among_cases(failed: _CaseCheck, right: Sequence[Case]) -> Behaviour:
-    """Return which other cases are right, by size and by dtype. right: those known to be.
+    """Return which other cases are right, by size and by dtype. right: the cases known to be right.
 
-    Only on the CPU backend: what is wrong here may be an illegal access on the next case, and that
-    would leave a GPU in error.
+    On the CPU backend only: on the next case the same mistake may be an illegal access, which would
+    leave a GPU in error.
     """
     if not failed.backend.watches_calls:
         return Behaviour()
@@ -920,8 +915,8 @@ def _beyond_results(
     quick: bool,
     leaks: bool,
 ) -> Failure | None:
-    """Return what is tried once per rung, on few cases, after all results were right. leaks:
-    whether to look for them; where a tool watches kernels, that is left to the plain run."""
+    """Run the checks made once per rung, on few cases, after all results were right. leaks: look
+    for leaks; a run under a tool that watches kernels leaves that to the plain run."""
 
     def check_of(case: Case) -> _CaseCheck:
         orders = backend.schedules(quick=True)
@@ -943,7 +938,7 @@ def _beyond_results(
     found = _random_case(problem, rung, check_of, cases)
     if found is not None or not backend.watches_calls:
         return found
-    # What has no sizes has no paths for large inputs either.
+    # A case without sizes has no paths for large inputs either.
     sized = [case for case in cases if case.shape]
     refused = False
     for case in dict.fromkeys([*quick_cases(sized), *_largest(sized, SMALL_CARD_ELEMENTS)]):
@@ -960,7 +955,7 @@ def _beyond_results(
 
 
 def _largest(cases: Sequence[Case], most: int) -> list[Case]:
-    """Return the three largest with at most so many elements in their shape."""
+    """Return the three largest cases with at most `most` elements in their shape."""
     fitting = [case for case in cases if _volume(case) <= most]
     return sorted(fitting, key=_volume)[-3:]
 
@@ -969,8 +964,8 @@ TRACED_ELEMENTS = 8400  # of all arguments: a product of larger ones takes minut
 
 
 def _several_blocks(problem: Problem, cases: Sequence[Case], backend: Backend) -> list[Case]:
-    """Return the largest case that is traced in seconds, if any: the smallest has one block at
-    times, and blocks that race are two."""
+    """Return the largest case that can be traced in seconds, if any: a race needs two blocks, and
+    the smallest case may have only one."""
     elements = {}
     for case in cases:
         if case.values == "normal":
@@ -987,14 +982,14 @@ def _random_case(
     check_of: Callable[[Case], _CaseCheck],
     cases: Sequence[Case],
 ) -> Failure | None:
-    """Return a case of a random shape: right, or refused by name."""
+    """Check a case of a random shape, which must be right, or refused by name."""
     case = random_case(cases, f"{problem.name} {session_seed()}")
     if case is None:
         return None
     try:
         check = check_of(case)
     except (ProblemError, *RAISED):
-        return None  # a shape that the problem's inputs or its reference do not know
+        return None  # a shape that the problem's inputs or its reference do not support
     failure = check.right_or_refused()
     if failure is None:
         return None
@@ -1009,10 +1004,10 @@ def check_outputs(
     after: tuple[Any, ...],
     result: Any,
 ) -> Failure | None:
-    """Judge the result of a call that somebody else made, e.g. after timing it.
+    """Judge the result of a call made elsewhere, e.g. after timing it.
 
-    expected: makes, for the positions of the arguments that the call writes, what is expected of
-    the arguments as they were (see `evaluate`). after: the arguments as they are now.
+    expected: returns, for the positions of the arguments that the call writes, the expected results
+    for the original arguments (see `evaluate`). after: the arguments after the call.
     """
     signature = signature_of(call, problem.reference)
     outputs, names = outputs_of(result, after, signature)

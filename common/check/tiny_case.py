@@ -1,4 +1,4 @@
-"""One tiny case of a rung in full: its inputs, its result and the expected one, as numbers."""
+"""Show one tiny case of a rung in full: its inputs, its result and the expected one, as numbers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 64  # of a tensor
 MOST_LINES = 30  # that show a case
 TRYING = 2.0  # seconds for the search for a case that is wrong
-FEW = 4  # a case of fewer elements shows no pattern: it is taken where no larger one is wrong
-WIDTH = 72  # characters of a line: 78 without the margin of what explains a rung
-NEVER = "—"  # stands for what was never written
+FEW = 4  # a smaller case shows no pattern: it is used if no larger one is wrong
+WIDTH = 72  # characters per line: 78 minus the margin of a rung's explanation
+NEVER = "—"  # shown for an element that was never written
 ROUNDED = ("normal", "uniform")  # the values whose numbers are drawn with two decimals
 
-# Sizes of the dimensions that may have any size, the most readable first.
+# Sizes for dimensions that take any size, the most readable first.
 _SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
     1: ((5,), (10,), (17,), (33,), (64,)),
     2: ((2, 3), (3, 5), (1, 7), (7, 1), (3, 7), (12, 3), (4, 9), (1, 33), (33, 1), (1, 64)),
@@ -45,15 +45,15 @@ _SIZES: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 
 
-# ---------------------------------------------------------------- which case
+# ---------------------------------------------------------------- the case
 
 
 def small_cases(cases: Sequence[Case], like: Case) -> list[Case]:
-    """Return cases of the dtype and values of `like`, the smallest first, but those of fewer than
-    FEW elements last: the declared ones, and others made like them.
+    """Return cases of the dtype and values of `like`, declared ones and similar ones, the smallest
+    first, but those of fewer than FEW elements last.
 
-    As in a random case, a dimension that is odd in one of the cases takes any size, and another
-    keeps the smallest that the cases have.
+    As in a random case, a dimension that is odd in one of the cases takes any size; any other keeps
+    the smallest size of the cases.
     """
     alike = [c for c in cases if (c.dtype, c.values) == (like.dtype, like.values)]
     shapes = [case.shape for case in alike if 0 not in case.shape]
@@ -70,7 +70,7 @@ def small_cases(cases: Sequence[Case], like: Case) -> list[Case]:
 
 
 def _made(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """Yield small shapes that are like these, which have one rank."""
+    """Yield small shapes that are similar to these, which have one rank."""
     known = [sorted({shape[dim] for shape in shapes} - {0}) for dim in range(len(shapes[0]))]
     free = [dim for dim, sizes in enumerate(known) if any(size % 2 and size > 1 for size in sizes)]
     if not free or not all(known):
@@ -86,7 +86,7 @@ def _made(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
 
 
 class _RoundedDraw(Draw):
-    """Draws floating numbers of two decimals, with which a result can be checked by hand."""
+    """Draw floating numbers of two decimals, so that a result can be checked by hand."""
 
     def __call__(self, *shape: int, **how: Any) -> Tensor:
         drawn = super().__call__(*shape, **how)
@@ -98,7 +98,7 @@ class _RoundedDraw(Draw):
 
 @dataclass(frozen=True)
 class SmallCase:
-    """A case whose tensors are all small, with its inputs and what is expected of them."""
+    """A case whose tensors are all small, with its inputs and expected results."""
 
     case: Case
     args: tuple[Any, ...]
@@ -109,7 +109,7 @@ class SmallCase:
 def small_case(
     problem: Problem, case: Case, backend: Backend, writes: tuple[int, ...], most: int
 ) -> SmallCase | None:
-    """Return the case with its inputs; None where the problem or its reference does not know its
+    """Return the case with its inputs; None if the problem or its reference does not support its
     shape, or a tensor has more than `most` elements.
 
     writes: positions of the arguments that the rung writes.
@@ -128,18 +128,18 @@ def small_case(
 
 
 def _largest(tensors: Any) -> int:
-    """Return how many elements the largest of these tensors has."""
+    """Return the number of elements of the largest of these tensors."""
     return max((t.numel() for t in tree_leaves(tensors) if isinstance(t, Tensor)), default=0)
 
 
 def tiny_case(
     problem: Problem, rung: Rung, call: Callable[..., Any], like: Case, backend: Backend
 ) -> list[str]:
-    """Return lines that show a small case on which the rung gives wrong values; [] where none is
-    found in TRYING seconds.
+    """Return lines that show a small case on which the rung gives wrong values; [] if none is found
+    in TRYING seconds.
 
-    like: a case on which it does. Only on the CPU backend: what is wrong here may be an illegal
-    access on the next case, and that would leave a GPU in error.
+    like: a case with wrong values. On the CPU backend only: on the next case the same mistake may
+    be an illegal access, which would leave a GPU in error.
     """
     if not backend.watches_calls:
         return []
@@ -166,7 +166,7 @@ def _shown_if_wrong(
     small: SmallCase,
     backend: Backend,
 ) -> list[str]:
-    """Return the lines of `tiny_case` for this case; [] where the rung is right, or refuses it."""
+    """Return the lines of `tiny_case` for this case; [] if the rung is right, or refuses it."""
 
     expected = small.expected
     try:
@@ -175,7 +175,7 @@ def _shown_if_wrong(
             for variant in (0, 2)  # fresh memory holds other numbers in the second
         )
     except Exception:
-        return []  # it refuses the case, or goes wrong in another way: another case may show more
+        return []  # it refuses the case, or fails in another way: another case may show more
     more = rolled_samples(problem, expected, signature.writes)
     if not judge(problem, expected, done.outputs, done.names, signature, lambda: more):
         return []
@@ -206,8 +206,8 @@ def _shown_if_wrong(
 
 @dataclass(frozen=True)
 class Result:
-    """An output beside what is expected. name: what it is called, "" for the only one. wrong: its
-    elements that are not accepted; never: those that were never written; bool, of its shape."""
+    """An output and its expected values. name: "" for the only output. wrong: bool mask of the
+    elements that are not accepted; never: bool mask of those never written."""
 
     name: str
     got: Tensor
@@ -218,7 +218,7 @@ class Result:
 
 @dataclass
 class _Block:
-    """A tensor as text. rows: of its last dimension, their cells. shape: "" for a vector."""
+    """A tensor as text. cells: its elements, in order. shape: () for a scalar."""
 
     label: str
     shape: tuple[int, ...]
@@ -226,7 +226,7 @@ class _Block:
 
     @property
     def width(self) -> int:
-        """Return the number of cells per row; a column stands in a row."""
+        """Return the number of cells per row; a column is shown as a row."""
         return self.shape[-1] if self.shape and self.shape[-1] > 1 else len(self.cells)
 
     @property
@@ -237,10 +237,10 @@ class _Block:
 
 
 def picture(inputs: Sequence[tuple[str, Any]], results: Sequence[Result]) -> list[str]:
-    """Return lines of at most WIDTH characters with all numbers of a case: the inputs, then of
-    each output "yours" and "expected", with what the marks mean.
+    """Return lines of at most WIDTH characters with all numbers of a case: the inputs, then "yours"
+    and "expected" for each output, and a legend.
 
-    inputs: names and values, tensors among them, or lists of tensors.
+    inputs: names and values, which may be tensors or lists of tensors.
     """
     blocks, plain = [], []
     for name, value in inputs:
@@ -265,8 +265,8 @@ def _legend(results: Sequence[Result]) -> str:
 
 
 def _compared(result: Result) -> tuple[list[str], list[str]]:
-    """Return the cells of an output and of what is expected, with so many digits that a wrong
-    element is not written as what is expected."""
+    """Return the cells of an output and of its expected values, with enough digits to distinguish
+    each wrong element from its expected value."""
     got, truth = result.got, result.truth
     wrong = result.wrong.reshape(-1).tolist()
     never = result.never.reshape(-1).tolist()
@@ -284,12 +284,12 @@ def _compared(result: Result) -> tuple[list[str], list[str]]:
     return [f"{text}*" if w else text for text, w in zip(shown, wrong, strict=True)], theirs
 
 
-DIGITS = 4  # that a floating number has, unless more are needed to tell two apart
+DIGITS = 4  # of a floating number, unless more are needed to distinguish two
 
 
 def _cells(tensor: Tensor, digits: int = DIGITS) -> list[str]:
-    """Return the elements as text, in order: floating ones with so many significant digits, where
-    that takes no exponent with as many decimals each."""
+    """Return the elements as text, in order; floating ones with `digits` significant digits, and
+    with equally many decimals if no exponent is needed."""
     if not tensor.dtype.is_floating_point:
         return [str(value) for value in tensor.reshape(-1).tolist()]
     values = tensor.reshape(-1).double().tolist()
@@ -306,7 +306,7 @@ def _cells(tensor: Tensor, digits: int = DIGITS) -> list[str]:
 
 
 def _laid_out(blocks: Sequence[_Block]) -> list[str]:
-    """Return the lines of all tensors, those with rows of one length in the same columns."""
+    """Return the lines of all tensors; those with equally long rows share their columns."""
     margin = max(len(block.title) for block in blocks) + 4
     widths: dict[int, int] = {}
     for block in blocks:
@@ -316,8 +316,8 @@ def _laid_out(blocks: Sequence[_Block]) -> list[str]:
 
 
 def _rows(block: _Block, margin: int, width: int) -> list[str]:
-    """Return the lines of a tensor. Rows that are too long are cut into pieces: first the first
-    piece of each row, then the next."""
+    """Return the lines of a tensor. Long rows are cut into pieces: the first piece of each row
+    comes first, then the next."""
     if not block.cells:
         return [f"  {block.title}".ljust(margin) + "(empty)"]
     fits = max((WIDTH - margin) // (width + 2), 1)

@@ -1,1 +1,1 @@
-"""The CPU backend: the same .cu files, built by the host compiler and run without a GPU."""
+"""The CPU backend: builds the same .cu files with the host compiler and runs them on the CPU."""

@@ -1,4 +1,4 @@
-"""Builds a CUDA program for the CPU, and runs it: `python -m common.cpu prog.cu -- arguments`."""
+"""Build a CUDA program for the CPU, and run it: `python -m common.cpu prog.cu -- arguments`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _joined(words: list[str]) -> list[str]:
-    """Return `-Xcompiler -fopenmp`, as nvcc has it, in one word: its value begins with a dash."""
+    """Return the words with `-Xcompiler -fopenmp`, as for nvcc, joined into one with a dash."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] == "-Xcompiler":
@@ -97,7 +97,7 @@ def _joined(words: list[str]) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Build the program and replaces this process by it; returns if there is nothing to run."""
+    """Build the program and replace this process by it; return if there is nothing to run."""
     own, arguments = words, []
     if "--" in words:
         own, arguments = words[: words.index("--")], words[words.index("--") + 1 :]

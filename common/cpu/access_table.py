@@ -1,4 +1,4 @@
-"""Counts of accesses to memory as rows of a table, of a day's rung or of a program."""
+"""Tabulate counts of memory accesses, of a day's rung or of a program."""
 
 from __future__ import annotations
 

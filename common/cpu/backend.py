@@ -1,8 +1,8 @@
-"""The sources of the CPU backend, its compiler and linker flags, and its runtime library.
+"""Hold the sources of the CPU backend, its compiler and linker flags, and its runtime library.
 
 The runtime library is built once and loaded into the process that runs kernels. A day's file is
-rewritten (rewrite.py), compiled with `cflags` and linked with `ldflags`. Only the CUDA headers are
-needed for that, no nvcc.
+rewritten (rewrite.py), compiled with `cflags` and linked with `ldflags`. This needs the CUDA
+headers, but no nvcc.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ HEADERS: Final = (
 RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
     *sorted((_HERE / "runtime").iterdir()),
     *HEADERS,
-    _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # the layout of tiles
+    _HERE.parent / "cuda" / "ptx" / "swizzle.cuh",  # layout of tiles
 )
 
 # The modules that decide how a file is rewritten: all but those that only use the result, so that a
@@ -64,7 +64,7 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
     "debug": ("-O0", "-g"),
     "address": (*_WATCHING_ADDRESSES, "-ftrivial-auto-var-init=pattern"),
     "zeroed": (*_WATCHING_ADDRESSES, "-ftrivial-auto-var-init=zero"),
-    # Of the thread sanitizer, only the compiler's calls are used: its library is not linked.
+    # Only the compiler's calls to the thread sanitizer are used: its library is not linked.
     # Structures stay whole, or a float4 would be read as four floats; equal statements are not
     # merged, or one would be reported with the line of another.
     "trace": (
@@ -100,8 +100,8 @@ def runtime_commands(
 ) -> tuple[list[list[str]], list[str]]:
     """Return the commands that build the runtime library; `out` is the `.so` to write.
 
-    First the commands that compile, which may run in parallel, then the one that links. Objects are
-    written beside `out`.
+    First the compile commands, which may run in parallel, then the link command. Objects are
+    written to the folder of `out`.
     """
     flags = [*_common_flags(cuda_include), *_VARIANT_MACROS[variant], "-Wall", "-pthread"]
     objects = {unit: str(out.with_name(f"{unit.stem}.o")) for unit in _UNITS}
@@ -116,7 +116,7 @@ def runtime_commands(
 
 
 def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain") -> list[str]:
-    """Return compiler flags for a rewritten day; `compiler` matters if it is a clang."""
+    """Return compiler flags for a rewritten day; they differ if `compiler` is a clang."""
     return [
         *_common_flags(cuda_include),
         *_VARIANT_MACROS[variant],
@@ -138,7 +138,7 @@ def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain"
 # kernel are, and the other loses its lines.
 _GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf")
 
-# What the address sanitizer's checks call; runtime/addresses.cpp has functions in their place.
+# Functions that the address sanitizer's checks call; runtime/addresses.cpp replaces them.
 _ADDRESS_CALLS: Final = (
     "__asan_handle_no_return",
     "__asan_register_globals",
@@ -182,8 +182,8 @@ def preloaded(compiler: str) -> dict[str, str]:
     """Return environment variables of a process that loads days of the variants "address" and
     "zeroed".
 
-    FileNotFoundError, with what to install, where the compiler has no such library, or is clang,
-    which has other flags and another library.
+    Raise FileNotFoundError, with the package to install, if the compiler has no such library, or is
+    clang, which has other flags and another library.
     """
     if "clang" in Path(compiler).name:
         raise FileNotFoundError(f"{compiler}: a build that watches addresses needs g++ (set CXX)")
@@ -242,7 +242,7 @@ class Runtime:
     """The runtime library in this process; its settings apply to the launches that follow."""
 
     def __init__(self, library: Path) -> None:
-        """Load the library. OSError if it cannot be loaded."""
+        """Load the library. Raise OSError if it cannot be loaded."""
         # RTLD_GLOBAL: a day's library that was linked by name finds this one already there.
         self._library = ctypes.CDLL(str(library.resolve()), mode=ctypes.RTLD_GLOBAL)
         numbers = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint32]
@@ -271,51 +271,48 @@ class Runtime:
         self._model = ""
 
     def set_model(self, model: str) -> None:
-        """Choose the card that is played from now on: "8.6", or "" for the default. Raises
-        ModelError."""
+        """Choose the simulated card from now on: "8.6", or "" for the default. Raise ModelError."""
         self._model = model
         self._library.cudacpu_set_model(models.play(model).encode())
 
     def set_small(self, small: bool, shared: bool = False) -> None:
-        """Make that card a small one: two multiprocessors with a block each, three blocks along y,
-        2 KB of shared memory to opt in to (what needs no opting in stays 48 KB). shared: with all
-        of its shared memory."""
+        """Make that card small: two multiprocessors with one block each, three blocks along y, 2 KB
+        of shared memory to opt in to (48 KB without opting in). shared: keep all of its shared
+        memory."""
         if small:
             self._library.cudacpu_set_small(int(shared))
         else:
             self.set_model(self._model)
 
     def check_launcher(self, on: bool) -> None:
-        """Let launchers find, from now on, a current stream that is not the default one and a
-        current device that is not the tensors'. A launch on the wrong one then throws, as a request
-        for its number does."""
+        """Give launchers, from now on, a current stream that is not the default one and a current
+        device that is not the tensors'. A launch on the wrong one then throws, and so does a
+        request for its number."""
         self._library.cudacpu_check_launcher(int(on))
 
     def place_on_other_device(self, address: int, size: int) -> None:
-        """Count these bytes of memory, and no others, as a second device's from now on."""
+        """Count exactly these bytes of memory as a second device's from now on."""
         self._library.cudacpu_on_other_device(address, size)
 
     def begin_late_check(self) -> None:
-        """Put off the work of streams as late as legal from now on, and count host arrays as
-        pinned."""
+        """Run the work of streams as late as legal from now on, and count host arrays as pinned."""
         self._library.cudacpu_begin_late_check()
 
     def copy_late(self, to: int, source: int, size: int) -> None:
-        """Give the current stream a copy of `size` bytes between two addresses, which is late."""
+        """Submit a late copy of `size` bytes between two addresses to the current stream."""
         self._library.cudacpu_copy_late(to, source, size)
 
     def end_late_check(self) -> str:
-        """Do what the current stream waits for, then the rest. Returns what failed, or which work
-        the current stream does not wait for; "" for nothing."""
+        """Run the work that the current stream waits for, then the rest. Return the failure, or the
+        work that the current stream does not wait for; "" for neither."""
         return self._library.cudacpu_end_late_check().decode()
 
     def work_done(self) -> int:
-        """Return how many kernels, copies and fills have run so far."""
+        """Return the number of kernels, copies and fills that have run so far."""
         return int(self._library.cudacpu_work_done())
 
     def launches(self) -> list[Launch]:
-        """Return the launches since `check_launcher(True)`; [] where there were more than are
-        kept."""
+        """Return the launches since `check_launcher(True)`; [] if there were too many."""
         lines = self._library.cudacpu_launches().decode().splitlines()
         if self._library.cudacpu_launch_count() != len(lines):
             return []
@@ -326,35 +323,35 @@ class Runtime:
         return found
 
     def early_return(self) -> str:
-        """Return the first barrier since `check_launcher(True)` that some threads of a block missed
-        since they had returned, in words; "" if there was none."""
+        """Return a description of the first barrier since `check_launcher(True)` that some threads
+        of a block missed because they had returned; "" if there was none."""
         return self._library.cudacpu_early_return().decode()
 
     def undefined_shuffle(self) -> str:
-        """Return the first shuffle since then that read a lane that did not take part, in words; ""
-        if there was none."""
+        """Return a description of the first shuffle since then that read a lane which did not take
+        part; "" if there was none."""
         return self._library.cudacpu_undefined_shuffle().decode()
 
     def allocations(self) -> int:
-        """Return how many allocations of cudaMalloc and its like there are that were not freed."""
+        """Return the number of allocations by cudaMalloc and similar calls that were not freed."""
         return int(self._library.cudacpu_allocations())
 
     def add_tensor(self, address: int, size: int, band: int, writable: bool, name: str) -> None:
-        """Register a tensor of `size` bytes, in the middle of memory of its own with `band` bytes
-        on both sides, for `close_tensors`. writable: whether kernels may write it."""
+        """Register a tensor of `size` bytes, in separate memory with `band` bytes on both sides,
+        for `close_tensors`. writable: kernels may write it."""
         self._library.cudacpu_add_tensor(address, size, band, int(writable), name.encode())
 
     def close_tensors(self) -> None:
-        """Keep host code from touching the tensors from now on, and kernels from writing the
-        others."""
+        """Prevent host code from accessing the tensors from now on, and kernels from writing
+        read-only ones."""
         self._library.cudacpu_close_tensors()
 
     def open_tensors(self, opened: bool) -> None:
-        """Open them for what PyTorch itself does meanwhile; then close them again."""
+        """Open the tensors for PyTorch's own work; then close them again."""
         self._library.cudacpu_open_tensors(int(opened))
 
     def forget_tensors(self) -> str:
-        """End that. Returns which tensor host code touched first, and where; "" for none."""
+        """Remove all tensors. Return the first one that host code accessed, and where, or ""."""
         return self._library.cudacpu_forget_tensors().decode()
 
     def name_memory(self, address: int, size: int, element: int, name: str) -> None:
@@ -368,12 +365,12 @@ class Runtime:
     def set_schedule(
         self, order: str, seed: int = 0, blocks: str = "", completion: str = ""
     ) -> None:
-        """Choose the order of threads and blocks, and when asynchronous copies take place.
+        """Choose the order of threads and blocks, and the time of asynchronous copies.
 
-        order: of threads, "forward", "reverse" or "random". seed: of what is random, 0 to 2^32-1.
+        order: of threads, "forward", "reverse" or "random". seed: of random choices, 0 to 2^32-1.
         blocks: their order, by default that of threads. completion: "late" (at the wait that
-        requires it), "early" (at once) or "mixed" (each at random); by default late, and mixed in
-        random order.
+        requires it), "early" (immediately) or "mixed" (each at random); by default late, and mixed
+        in random order.
         """
         blocks = blocks or order
         completion = completion or ("mixed" if order == "random" else "late")
@@ -389,33 +386,31 @@ class Runtime:
         )
 
     def set_threads(self, n: int) -> None:
-        """Set how many OS threads run blocks (default: one per core)."""
+        """Set the number of OS threads that run blocks (default: one per core)."""
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
         self._library.cudacpu_set_threads(n)
 
     def set_time_limit(self, seconds: float) -> None:
-        """Let a launch that takes longer throw (default: 30 s)."""
+        """Make a launch that takes longer throw (default: 30 s)."""
         self._limit("time", seconds)
 
     def set_spin_limit(self, seconds: float) -> None:
-        """Let a launch throw when its threads have only polled for this long (default: 1.5 s)."""
+        """Make a launch throw when its threads have only polled for this long (default: 1.5 s)."""
         self._limit("spin", seconds)
 
     def set_stuck_limit(self, seconds: float) -> None:
-        """Let a launch throw when one thread has run for this long and reached neither a barrier
-        nor its end (default: infinity; only the time limit counts)."""
+        """Make a launch throw when one thread has run for this long without reaching a barrier or
+        its end (default: infinity; only the time limit counts)."""
         self._limit("stuck", seconds)
 
     def refuse_masks(self, on: bool) -> None:
-        """Choose whether a launch throws in which a shuffle's mask names lanes that have
-        returned."""
+        """Make a launch throw, if `on`, when a shuffle's mask names lanes that have returned."""
         self._library.cudacpu_set_masks(2 if on else 0)
 
     def set_trace(self, mode: str) -> None:
-        """Choose what is traced in the launches that follow: "off", "races", "profile" (which
-        counts accesses) or "record" (which keeps each). Only with the variant "trace", else
-        ValueError."""
+        """Choose how the following launches are traced: "off", "races", "profile" (which counts
+        accesses) or "record" (which keeps each). Raise ValueError without the variant "trace"."""
         if mode not in _TRACE_MODES:
             raise ValueError(f"mode must be one of {', '.join(_TRACE_MODES)}, not {mode!r}")
         if not self.traces:
@@ -423,8 +418,8 @@ class Runtime:
         self._library.cudacpu_set_trace(_TRACE_MODES[mode])
 
     def take_trace(self) -> str:
-        """Return what was found since the last call, as JSON, which common/cpu/findings.py reads,
-        and common/cpu/launch_record.py what was recorded."""
+        """Return the findings since the last call as JSON, for common/cpu/findings.py, and the
+        records, for common/cpu/launch_record.py."""
         return self._library.cudacpu_take_trace().decode()
 
     def _limit(self, which: str, seconds: float) -> None:

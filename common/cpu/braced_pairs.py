@@ -1,4 +1,4 @@
-"""Assignments of a pair in braces, `v = {a, b};`, get the pair's type."""
+"""Add the pair's type to assignments of a pair in braces, `v = {a, b};`."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from common.cpu.syntax import closing, expression_start, flat, is_op_at, split
 
 
 def edit(stream: Stream) -> None:
-    """Write the type in `v = {a, b};`, in device code.
+    """Insert the type in `v = {a, b};`, in device code.
 
     For __half2 and __nv_bfloat162 the assignment is ambiguous to g++ and clang: their elements
-    convert to integers, and NVIDIA's headers also take a pair of these. nvcc accepts it.
+    convert to integers, and NVIDIA's headers also accept a pair of these. nvcc accepts it.
     """
     tokens = stream.tokens
     for p, token in enumerate(tokens):
@@ -25,7 +25,7 @@ def edit(stream: Stream) -> None:
 
 
 def _assigned_start(tokens: Sequence[Token], p: int) -> int | None:
-    """Return where the statement starts that assigns by the `=` at p; None in a declaration."""
+    """Return the start of the statement that assigns by the `=` at p; None in a declaration."""
     if p == 0 or not (tokens[p - 1].is_word() or tokens[p - 1].is_op("]", ")")):
         return None
     start = expression_start(tokens, p - 1)

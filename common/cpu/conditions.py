@@ -1,22 +1,23 @@
-"""`#if` and its like: which code is compiled, where nvcc would compile a file several times.
+"""Decide `#if` and similar conditions: select the code where nvcc would compile several times.
 
 nvcc compiles a `.cu` once for the host, where `__CUDA_ARCH__` is not defined, and once for each
-architecture, where it is. Here there is one compilation, in which host and device code stand side
-by side. So `__CUDA_ARCH__` is defined or not by where a condition stands:
+architecture, where it is. The backend compiles once, with host and device code together.
+So `__CUDA_ARCH__` is defined or not depending on the place of a condition:
 
-- in the body of a `__device__` or `__global__` function, it is the model's (860 for 8.6), also
-  where the function is `__host__`, too: kernels are what is to be run;
+- in the body of a `__device__` or `__global__` function, it is the model's (860 for 8.6), even
+  if the function is also `__host__`, since kernels are to be run;
 - in the body of any other function, it is not defined;
-- between functions it is the model's; but a group without an #else or #elif that asks by name for
-  the host's compilation (`#ifndef __CUDA_ARCH__`, `!defined(__CUDA_ARCH__) || …`) is compiled too.
-  What nvcc compiles for the host because an undefined name is 0 (`__CUDA_ARCH__ < 600`) is not.
+- between functions it is the model's; but a group without an #else or #elif that selects the
+  host's compilation (`#ifndef __CUDA_ARCH__`, `!defined(__CUDA_ARCH__) || …`) is compiled, too.
+  Code that nvcc compiles for the host because an undefined name is 0 (`__CUDA_ARCH__ < 600`)
+  is not.
 
 `__CUDACC__` and `__NVCC__` are always defined, and the macros of the a-variants for their models.
 
 The conditions are decided here, and replaced by their value. The compiler never has these macros:
-the headers of CUDA, libcu++, PyTorch and the standard library ask for them to learn that nvcc
-compiles them, and then contain what only nvcc can compile. A file that does not ask for
-`__CUDA_ARCH__` is the same for all models, and so are its builds.
+the headers of CUDA, libcu++, PyTorch and the standard library use them to detect nvcc, and then
+contain code that only nvcc can compile. A file that does not use `__CUDA_ARCH__` is the same for
+all models, and so are its builds.
 """
 
 import operator
@@ -27,7 +28,7 @@ from common.cpu.lexer import Directive, Token, directives, tokenize
 from common.cpu.stream import Edits, classify
 from common.cpu.syntax import statement_start
 
-# What the CPU backend's compiler has defined, as far as the files of this project ask.
+# Macros of the CPU backend's compiler, as far as the files of this project use them.
 _DEFINED = {"CUDA_ON_CPU": 1, "__cplusplus": 202002, "__linux__": 1, "__GNUC__": 12}
 _UNDEFINED = {
     "__CUDACC_RTC__", "__CUDACC_EXTENDED_LAMBDA__", "__HIPCC__", "__HIP_DEVICE_COMPILE__",
@@ -36,7 +37,7 @@ _UNDEFINED = {
 
 _ARCH = "__CUDA_ARCH__"
 _NVCC = {"__CUDACC__": 1, "__NVCC__": 1}
-# Of the a-variants, by model.
+# Macros of the a-variants, by model.
 _SPECIFIC = {
     "__CUDA_ARCH_FEAT_SM90_ALL": 900,
     "__CUDA_ARCH_FEAT_SM100_ALL": 1000,
@@ -50,10 +51,10 @@ _DEVICE_WORDS = frozenset(("__device__", "__global__"))
 
 @dataclass(frozen=True, slots=True)
 class Macros:
-    """What is known of macros beside the text.
+    """Knowledge of macros in addition to the text.
 
-    given: defined from outside, with their values as numbers, None for any other value. possible:
-    all that some file defines; what is neither of the two is undefined. None: anything may be.
+    given: macros defined from outside, with values as numbers, None for any other value. possible:
+    all that some file defines; a macro in neither is undefined. None: any may be defined.
     """
 
     given: Mapping[str, int | None] = field(default_factory=dict)
@@ -71,7 +72,7 @@ def read(text: str, arch: int, macros: Macros = _NOTHING_KNOWN) -> list[Token]:
 def resolve(
     text: str, arch: int, device_words: Iterable[str] = (), macros: Macros = _NOTHING_KNOWN
 ) -> tuple[list[Token], Edits]:
-    """Return the same, and the edits that replace conditions and names by their values.
+    """Return these tokens, and the edits that replace conditions and names by their values.
 
     device_words: macros that stand for `__device__` or `__global__`, of files read before; the
     file's own are found by `device_macros`.
@@ -84,8 +85,8 @@ def resolve(
 
 
 def device_macros(tokens: list[Token]) -> set[str]:
-    """Return macros of a file that stand for `__device__` or `__global__` without `__host__`
-    mattering."""
+    """Return macros of a file that stand for `__device__` or `__global__`, with or without
+    `__host__`."""
     found: set[str] = set()
     for line in directives(tokens):
         if line.name == "define" and line.rest:
@@ -97,7 +98,7 @@ def device_macros(tokens: list[Token]) -> set[str]:
 
 @dataclass(slots=True)
 class _Names:
-    """Values of macros; `get` gives None for what is not known."""
+    """Values of macros; `get` returns None for an unknown one."""
 
     known: dict[str, int]
     undefined: set[str]
@@ -198,7 +199,7 @@ class _Reader:
     # Conditions -----------------------------------------------------------------------------------
 
     def _after(self, line: Directive, active: bool) -> bool:
-        """Return whether the code after this line may be compiled."""
+        """Return True if the code after this line may be compiled."""
         name = line.name
         if name in ("if", "ifdef", "ifndef"):
             self.saved.append(list(self.scopes))
@@ -218,8 +219,8 @@ class _Reader:
         return active
 
     def _decide(self, line: Directive) -> bool | None:
-        """Return the value of a condition that is live, None where the compiler has to say;
-        replaces it as far as it is known here."""
+        """Return the value of an active condition, None if only the compiler knows it; replace its
+        known part."""
         words = [self.tokens[i].text for i in line.rest]
         scope = self.scopes[-1] if self.scopes else None
         in_host = scope is not None and scope.in_function and not scope.on_device

@@ -1,7 +1,7 @@
-"""Features that the CPU backend does not have, and the messages that refuse them.
+"""List the features that the CPU backend lacks, with the messages that refuse them.
 
-A feature that is missing is refused when the file is built, with its line. It must never compile
-to something that gives a wrong answer.
+A missing feature is refused when the file is built, with its line. It must never compile to
+something that gives a wrong result.
 """
 
 import re
@@ -158,8 +158,8 @@ def _missing_libcudacxx(path: str) -> str | None:
 
 
 def missing_header(path: str, defined: Container[str] = ()) -> str | None:
-    """Return why `#include <path>` cannot be used on the CPU backend where these macros are
-    defined, or None."""
+    """Return why `#include <path>` cannot be used on the CPU backend with these macros defined, or
+    None."""
     if path.startswith("cuda/"):
         return _missing_libcudacxx(path)
     for prefix, feature in _HEADERS.items():

@@ -1,4 +1,4 @@
-"""What the tracer of the CPU backend found, as plain data: races, unwritten reads, access counts.
+"""Read the findings of the CPU backend's tracer: races, unwritten reads, access counts.
 
 The runtime reports addresses of code (runtime/trace_report.cpp). This module turns them into lines
 of the source, through addr2line, and findings into sentences.
@@ -18,7 +18,7 @@ from typing import Any
 from common.cpu.backend import INCLUDE_DIR, Runtime
 
 _ROOT = INCLUDE_DIR.parents[2]
-# Headers whose code stands for the line that uses it.
+# Headers whose code is reported at the line that uses it.
 _HELPERS = (
     *(f"{INCLUDE_DIR}/", f"{_ROOT}/common/cuda/ptx/", "/usr/include/", "nvidia/"),
     *(f"{_ROOT}/common/cpu/vendor/cub/cub/{part}/" for part in ("block", "warp", "thread")),
@@ -64,15 +64,15 @@ ROWS = {
     "unwritten": "no shared or device memory read that nothing has written",
 }
 
-# What the runtime throws begins with this. Of that, these are about addresses; the rest is about
-# threads that wait in vain.
+# The runtime's errors begin with this. These of them are about addresses; the rest is about
+# threads that wait forever.
 THROWN = "CUDA on CPU: "
 ABOUT_ADDRESSES = re.compile(
     r"out of bounds|illegal memory access|stack overflow|misaligned|host memory|device memory"
     r"|beyond the end"
 )
 
-# What the checks say of a wrong result where threads of a block had returned when the others met at
+# The checks' message on a wrong result if threads of a block had returned when the others met at
 # a barrier (runtime/pytorch.cpp).
 RETURNED_EARLY = re.compile(r"\d+ of \d+ threads of block \(\d+,\d+,\d+\) had returned when")
 
@@ -80,14 +80,14 @@ _UPDATE = re.compile(r"(\w+)\)?(?:\[[^=]*\])?\s*[-+*/|&^]=(?!=)(.*)")
 
 # The kinds of findings about the order of accesses; the other kind is "unwritten".
 RACES = ("race", "copy", "fence", "mbarrier")
-# Of two findings about the same lines, the heavier one is reported.
+# If two findings have the same lines, the heavier one is reported.
 _WEIGHT = {"unwritten": 0, "fence": 1, "mbarrier": 1, "race": 2, "copy": 3}
 
 
 @dataclass(frozen=True)
 class Access:
-    """One side of a finding. file, line: "" and 0 where unknown. access: "read", "write" or
-    "atomic". block, thread: (x, y, z)."""
+    """One side of a finding. file, line: "" and 0 if unknown. access: "read", "write" or "atomic".
+    block, thread: (x, y, z)."""
 
     file: str
     line: int
@@ -105,7 +105,7 @@ class Access:
         return source_text(self.file, self.line)
 
     def describe(self) -> str:
-        """Return one line: who did what, where."""
+        """Return one line with the thread, the access and its place."""
         did = {"read": "reads", "write": "writes", "atomic": "updates atomically"}[self.access]
         size = f"{self.bytes} byte{'s' if self.bytes > 1 else ''}"
         who = f"thread {_index(self.thread)} of block {_index(self.block)}"
@@ -114,14 +114,14 @@ class Access:
 
 @dataclass(frozen=True)
 class Finding:
-    """what: "race"; "copy", where memory is used before an asynchronous copy to it was waited for,
-    or changed while one from it, or a wgmma, is in flight; "fence", where the copy engine or wgmma
-    reads what was stored without fence_for_copy_engine; "mbarrier", where a copy completes at an
-    mbarrier with no fence after its initialisation; or "unwritten", where shared memory is read
-    that no thread of the block has written, or memory of cudaMalloc that nothing has.
+    """A finding of the tracer. what: "race"; "copy", if memory is used before an asynchronous copy
+    to it was waited for, or changed while one from it, or a wgmma, is in flight; "fence", if the
+    copy engine or wgmma reads data stored without fence_for_copy_engine; "mbarrier", if a copy
+    completes at an mbarrier without a fence after its initialisation; or "unwritten", if shared
+    memory is read that no thread of the block has written, or unwritten memory of cudaMalloc.
 
     memory: the place in a variable or tensor, as far as known. first, second: in the order in which
-    they happened to run; for "unwritten", the same.
+    they ran; for "unwritten", equal.
     """
 
     what: str
@@ -132,7 +132,7 @@ class Finding:
     second: Access
 
     def places(self) -> list[str]:
-        """Return the two lines, whichever came first; findings that share them are alike."""
+        """Return the two lines in a fixed order; findings with the same lines are alike."""
         return sorted((self.first.place(), self.second.place()))
 
     def summary(self) -> str:
@@ -162,7 +162,7 @@ class Finding:
         return f"race on {self.memory}: {self.first.place()} and {self.second.place()}"
 
     def details(self) -> list[str]:
-        """Return what happened and what would help, a line each."""
+        """Return lines with the two accesses and the likely fix."""
         where = f"in kernel {self.kernel}, launched at {self.launched_at}"
         if self.what == "unwritten":
             return [self.second.describe(), "fresh memory holds arbitrary values", where]
@@ -202,20 +202,20 @@ class Finding:
 
 
 def _is_update(line: str) -> bool:
-    """Return whether a line changes a variable by its old value, and reads no other of the array:
-    in a sum by a tree, it is a barrier that is missing."""
+    """Return True if a line changes a variable by its old value, and reads no other element of the
+    array: in a sum by a tree, a barrier is missing."""
     match = _UPDATE.search(line)
     return match is not None and not re.search(rf"\b{match[1]}\b", match[2])
 
 
 @dataclass
 class LineCounts:
-    """What the accesses of one line and kind add up to, in one kernel.
+    """Totals over the accesses of one line and kind, in one kernel.
 
     kind: "global load", "global store", "global atomic", the same with "shared", "constant load".
-    requests: of warps. lanes, bytes: that took part, and that they requested, in total. sectors:
-    of 32 bytes, of global memory. wavefronts: passes over shared memory; conflicts: those of them
-    that bank conflicts cost.
+    requests: of warps. lanes, bytes: totals of participating lanes and requested bytes. sectors: of
+    32 bytes, of global memory. wavefronts: passes over shared memory; conflicts: those caused by
+    bank conflicts.
     """
 
     kernel: str
@@ -235,7 +235,7 @@ class LineCounts:
 
 @dataclass(frozen=True)
 class Trace:
-    """All that was found. remarks: what was not checked, and why."""
+    """All findings. remarks: skipped checks, and why."""
 
     findings: list[Finding]
     counts: list[LineCounts]
@@ -243,12 +243,12 @@ class Trace:
 
 
 def take(runtime: Runtime) -> Trace:
-    """Return what the tracer found since the last call; `runtime` is of the variant "trace"."""
+    """Return the tracer's findings since the last call; `runtime` is of the variant "trace"."""
     return read(runtime.take_trace())
 
 
 def read(text: str) -> Trace:
-    """Return what the tracer found, from the JSON that the runtime makes of it."""
+    """Return the tracer's findings from the runtime's JSON."""
     report = json.loads(text)
     lines = _lines(report["sites"])
     kernels = [(kernel_name(k["name"]), _relative(k["launched_at"])) for k in report["kernels"]]
@@ -277,7 +277,7 @@ def read(text: str) -> Trace:
     kept = [
         finding
         for finding in findings.values()
-        # What is read too early is often unwritten then: the race is the reason.
+        # An element read too early is often unwritten: the race is the reason.
         if finding.what != "unwritten" or finding.second.place() not in raced
     ]
 
@@ -299,8 +299,8 @@ def read(text: str) -> Trace:
 
 
 def source_text(file: str, line: int) -> str:
-    """Return the line of this number in a file, whose name may be relative to the repository;
-    "" if it is not there."""
+    """Return the line of this number in a file, whose name may be relative to the repository; "" if
+    it does not exist."""
     return linecache.getline(str(_ROOT / file), line).strip()
 
 
@@ -320,7 +320,7 @@ def kernel_name(text: str) -> str:
     function, _, arguments = text.replace("{anonymous}::", "").rstrip("]").partition(" [with ")
     name = re.sub(r"^.*[ *&](?=[\w:]+\()", "", function).split("(")[0]
     pairs = [argument.partition(" = ") for argument in arguments.split("; ") if argument]
-    # gcc also says what int64_t stands for.
+    # gcc also prints the type of int64_t.
     values = [value for parameter, _, value in pairs if not parameter.endswith("_t")]
     return f"{name}<{', '.join(values)}>" if values else name
 
@@ -334,7 +334,7 @@ _known: dict[tuple[str, int], Frames] = {}  # by library and offset; a process l
 
 
 def _lines(sites: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """File and line of each site."""
+    """Return the file and line of each site."""
     needed: dict[str, set[int]] = defaultdict(set)
     for site in sites:
         for library, offset in filter(None, site.get("code", ())):
@@ -357,7 +357,7 @@ def _lines(sites: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _look_up(library: str, offsets: list[int]) -> None:
-    """Add the lines of these code addresses to what is known."""
+    """Look up the lines of these code addresses and store them."""
     for offset in offsets:
         _known[library, offset] = []
     command = ["addr2line", "-a", "-i", "-e", library, *(hex(offset) for offset in offsets)]

@@ -1,4 +1,4 @@
-"""`#include` lines: each project header, in quotes or angle brackets, is replaced by its rewritten
+"""Replace each project header in an `#include` line, in quotes or angle brackets, by its rewritten
 copy."""
 
 from collections.abc import Container, Mapping
@@ -10,7 +10,7 @@ from common.cpu.syntax import TokenError
 
 
 def named(tokens: list[Token]) -> list[str]:
-    """Return what each `#include` names that may be compiled, as it is written: "…" or <…>."""
+    """Return the name in each `#include` that may be compiled, as written: "…" or <…>."""
     return [
         _written(tokens, line)
         for line in directives(tokens)
@@ -28,7 +28,7 @@ def edit(
 ) -> None:
     """Replace each header that is a key of `copies` by its rewritten copy. defined: macros.
 
-    Raises TokenError for any other header that the backend does not have.
+    Raise TokenError for any other header that the backend lacks.
     """
     for line in directives(tokens):
         if line.name != "include" or not line.rest or not tokens[line.start].active:

@@ -1,4 +1,4 @@
-"""The first statement of each kernel reports to the runtime which kernel it is.
+"""Make the first statement of each kernel report the kernel to the runtime.
 
 __global__ void k(...) {           __global__ void k(...) { CUDACPU_ENTRY((&k), 0)
 
@@ -31,7 +31,7 @@ _TYPE_WORDS = (
 
 
 def edit(stream: Stream) -> None:
-    """Open every kernel with its CUDACPU_ENTRY."""
+    """Insert a CUDACPU_ENTRY at the start of every kernel."""
     tokens = stream.tokens
     kernels: list[tuple[int, str, bool, list[str]]] = []
     for p, token in enumerate(tokens):
@@ -50,7 +50,7 @@ def edit(stream: Stream) -> None:
 
 
 def _has_parameter(tokens: Sequence[Token], body: int, name: str) -> bool:
-    """Return whether a parameter of the function whose body opens there hides a name."""
+    """Return True if a parameter of the function whose body starts at `body` hides a name."""
     if not tokens[body - 1].is_op(")"):
         return False
     start = opening(tokens, body - 1)
@@ -61,10 +61,10 @@ def _has_parameter(tokens: Sequence[Token], body: int, name: str) -> bool:
 
 
 def _refuse_copied_maps(head: Sequence[Token]) -> None:
-    """Raise an error for a tensor map that is copied: it has to be a parameter that stays where it
-    is.
+    """Raise an error for a tensor map that is copied: it must be a parameter that keeps its
+    address.
 
-    On a GPU, the copy engine would not find the copy that a thread has of a plain parameter.
+    On a GPU, the copy engine would not find a thread's copy of a plain parameter.
     """
     for p, token in enumerate(head):
         if not token.is_word("TensorMap", "CUtensorMap"):
@@ -81,9 +81,9 @@ def _refuse_copied_maps(head: Sequence[Token]) -> None:
 
 
 def _identity(tokens: Sequence[Token], head: int, body: int) -> tuple[str, bool, list[str]]:
-    """Name with template arguments (or ""), whether specialised, and what bounds a launch.
+    """Return the name with template arguments (or ""), True if specialised, and the launch bounds.
 
-    That is the number of threads (0: any), and then the extents of a cluster, if there are any.
+    The bounds are the number of threads (0: any), then the extents of a cluster, if any.
     """
     parameters: list[str] | None = []
     specialised = False

@@ -1,4 +1,4 @@
-"""What each thread of a launch read and wrote, as plain data, where the CPU backend recorded it."""
+"""Hold the CPU backend's record of a launch as plain data: the reads and writes of each thread."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _KINDS: tuple[Kind, ...] = ("read", "write", "atomic")
 @dataclass(frozen=True)
 class RecordedAccess:
     """One access of a thread. block, thread: their numbers in the grid and in the block, x first.
-    phase: how many barriers the block had passed. address: of memory; in shared memory, the byte of
-    the block's own. owner: the block of the shared memory."""
+    phase: barriers that the block had passed. address: of memory; in shared memory, the byte offset
+    in the block's. owner: the block of the shared memory."""
 
     kind: Kind
     shared: bool
@@ -43,11 +43,10 @@ class SharedVariable:
 class RecordedLaunch:
     """A launch of a kernel and its accesses in the order in which they ran.
 
-    grid: blocks along x, y, z. block: threads along x, y, z. barriers: how many each block passed,
-    by its number. warp_meetings: how often lanes of a warp met (shuffles, votes, __syncwarp), by
-    block and warp.
-    allocations: first byte and bytes of each allocation of the runtime API that was accessed.
-    left_out: accesses beyond those that are kept.
+    grid: blocks along x, y, z. block: threads along x, y, z. barriers: passed by each block, by its
+    number. warp_meetings: how often lanes of a warp met (shuffles, votes, __syncwarp), by block and
+    warp. allocations: first byte and bytes of each allocation of the runtime API that was accessed.
+    left_out: number of accesses beyond the recorded ones.
     """
 
     kernel: str
@@ -62,7 +61,7 @@ class RecordedLaunch:
 
 
 def take(runtime: Runtime) -> list[RecordedLaunch]:
-    """Return what was recorded since the last call; `runtime` is of the variant "trace"."""
+    """Return the launches recorded since the last call; `runtime` is of the variant "trace"."""
     report = json.loads(runtime.take_trace())
     names = [kernel_name(kernel["name"]) for kernel in report["kernels"]]
     return [_launch(item, names) for item in report["launches"]]

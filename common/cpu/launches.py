@@ -1,12 +1,12 @@
-"""Launches become calls of an object that holds the kernel and the launch's configuration.
+"""Turn launches into calls of an object that holds the kernel and the launch's configuration.
 
 k<T><<<grid, block>>>(x, n);       ::cudacpu::launcher({...}, [=](auto&... a) { k<T>(a...); },
                                                        grid, block)(x, n);
 
 An argument whose type its parameter decides is wrapped: `NULL` and `{a, b}` become objects that
-convert, and beside a `0` the kernel decides whether it takes an int.
+convert, and next to a `0` the kernel decides whether it takes an int.
 
-Launches by a function such as cudaLaunchKernel are in names.py: only the callee changes.
+names.py handles launches by a function such as cudaLaunchKernel: only the callee changes.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def edit(stream: Stream) -> None:
 
 
 def _convert_arguments(stream: Stream, p: int) -> bool:
-    """Wrap the arguments between the parentheses that open at p; whether a `0` is among them."""
+    """Wrap the arguments between the parentheses that open at p; return True if one is a `0`."""
     tokens = stream.tokens
     zero = False
     for begin, end in split(tokens, p + 1, closing(tokens, p)):
@@ -80,8 +80,8 @@ def _convert_arguments(stream: Stream, p: int) -> bool:
 
 
 def _opening_tokens(tokens: Sequence[Token], p: int) -> int:
-    """Return how many tokens of a `<<<` begin at p; 0 for none. Some formatters write `<< <`, which
-    means nothing else."""
+    """Return the number of tokens of a `<<<` that begins at p; 0 for none. Some formatters write
+    `<< <`, which has no other meaning."""
     if tokens[p].is_op("<<<"):
         return 1
     return 2 if tokens[p].is_op("<<") and is_op_at(tokens, p + 1, "<") else 0
@@ -92,8 +92,8 @@ _SPACED = ((">>", ">"), (">", ">>"), (">", ">", ">"))
 
 
 def _closing_tokens(tokens: Sequence[Token], q: int) -> int:
-    """Return how many tokens of a `>>>` with blanks, before a parenthesis, begin at q; 0 for
-    none."""
+    """Return the number of tokens of a `>>>` with blanks, before a parenthesis, that begins at q; 0
+    for none."""
     for parts in _SPACED:
         matches = all(is_op_at(tokens, q + k, text) for k, text in enumerate(parts))
         if matches and is_op_at(tokens, q + len(parts), "("):
@@ -102,7 +102,7 @@ def _closing_tokens(tokens: Sequence[Token], q: int) -> int:
 
 
 def _is_name(tokens: Sequence[Token], start: int, end: int) -> bool:
-    """Return whether [start, end) is a name, perhaps in parentheses, and no other expression."""
+    """Return True if [start, end) is only a name, possibly in parentheses."""
     if tokens[start].is_op("(") and closing(tokens, start) == end - 1:
         return _is_name(tokens, start + 1, end - 1)
     q = start
@@ -116,8 +116,8 @@ def _is_name(tokens: Sequence[Token], start: int, end: int) -> bool:
 
 
 def configuration(tokens: Sequence[Token], p: int, opening: int) -> tuple[int, int]:
-    """Return the position of the `>>>` that ends the launch configuration opened at p by so many
-    tokens, and how many tokens it has."""
+    """Return the position of the `>>>` that ends the launch configuration opened at p by `opening`
+    tokens, and its number of tokens."""
     templates = 0  # open template brackets within the configuration
     q = p + opening
     while q < len(tokens) and not tokens[q].is_op(";", "<<<"):

@@ -1,8 +1,8 @@
-"""Tokens of a CUDA C++ file, and its preprocessor lines.
+"""Split a CUDA C++ file into tokens, and find its preprocessor lines.
 
-This is not a C++ parser. It knows comments, every kind of string and line continuations, which is
-what it takes to edit a file without ever touching a string or a comment. Which branches of an `#if`
-are compiled is decided in conditions.py.
+This is not a C++ parser. It recognises comments, every kind of string and line continuations, which
+is enough to edit a file without touching a string or a comment. conditions.py decides which
+branches of an `#if` are compiled.
 """
 
 import re
@@ -28,7 +28,7 @@ _TOKEN = re.compile(
 
 @dataclass(slots=True)
 class Token:
-    """One token: its text, the line it starts on, and its place in the preprocessor's world."""
+    """A token: its text, the line it starts on, and its preprocessor state."""
 
     kind: str
     text: str
@@ -38,7 +38,7 @@ class Token:
 
     @property
     def is_code(self) -> bool:
-        """Return neither white space nor a comment."""
+        """Return True if it is neither white space nor a comment."""
         return self.kind not in ("newline", "space", "comment")
 
     def is_op(self, *texts: str) -> bool:
@@ -72,7 +72,7 @@ class Directive:
 
 
 def directives(tokens: list[Token]) -> Iterator[Directive]:
-    """Return each preprocessor line of the file."""
+    """Yield each preprocessor line of the file."""
     i = 0
     while i < len(tokens):
         if not tokens[i].directive:

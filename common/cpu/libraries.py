@@ -1,4 +1,4 @@
-"""What is built once for the CPU backend: the runtime library, and the precompiled headers that
+"""Build the shared parts of the CPU backend once: the runtime library, and precompiled headers that
 nearly every file includes."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def runtime(platform: Platform) -> Entry:
 
 
 def build_runtime(platform: Platform) -> Path:
-    """Build the runtime library if it is not there yet; returns its path. Raises BuildError."""
+    """Build the runtime library if it is missing; return its path. Raise BuildError."""
     entry = runtime(platform)
 
     def make(directory: Path) -> None:
@@ -48,7 +48,7 @@ def build_runtime(platform: Platform) -> Path:
             unit.unlink()
         if platform.variant == "trace":
             # Linking with the flags of compiling requests the thread sanitizer's own library. An
-            # empty one beside ours is found first.
+            # empty one in the folder of ours is found first.
             (directory / "libtsan.a").write_bytes(b"!<arch>\n")
 
     return cached(entry, make)
@@ -61,9 +61,9 @@ def _compile_runtime(command: list[str]) -> None:
 def build_prelude(platform: Platform, for_variants: bool = False) -> list[str]:
     """Return flags for a file to use the precompiled headers that nearly every day includes.
 
-    Compiles the headers first if necessary, which takes as long as two days, and 105 MB. There
-    are no flags for clang, and none for the variants unless `for_variants`: a day is rarely built
-    as one of them, its mutants are more often. Raises BuildError.
+    Compiles the headers first if necessary, which takes as long as two days, and 105 MB. There are
+    no flags for clang, and none for the variants unless `for_variants`: a day is rarely built as
+    one of them, but its mutants are more often. Raise BuildError.
     """
     ordinary = platform.variant == "plain" or for_variants
     if not ordinary or "clang" in Path(platform.compiler).name:
@@ -94,7 +94,7 @@ def _prelude_key(platform: Platform) -> str:
 
 def prelude(platform: Platform) -> list[str]:
     """Return the flags of `build_prelude` from the second file on; none for the first, since
-    compiling the headers costs more than they save one file. Raises BuildError."""
+    compiling the headers costs more than they save one file. Raise BuildError."""
     entry = Entry("first-file", _prelude_key(platform), "compiled")
     if entry.ready:
         return build_prelude(platform)
@@ -103,11 +103,12 @@ def prelude(platform: Platform) -> list[str]:
 
 
 def link_flags(platform: Platform) -> list[str]:
-    """Return linker flags for a library that is loaded beside the runtime, which need not be built
+    """Return linker flags for a library loaded together with the runtime, which may not be built
     yet.
 
-    Of the runtime, only its file name gets into such a library, so an empty one of that name serves
-    the linker. A variant's is built first: the linker needs what lies beside it. Raises BuildError.
+    Such a library contains only the file name of the runtime, so an empty one with that name
+    suffices for the linker. A variant's is built first: the linker needs the files in its folder.
+    Raise BuildError.
     """
     entry = runtime(platform)
     flags = backend.ldflags(entry.path, platform.variant)
@@ -130,10 +131,10 @@ def rewritten(
 ) -> Path:
     """Return the `.cpp` that the rewriter makes of a `.cu`, in a folder with its rewritten headers.
 
-    name: of its entry in the cache. files: `source` and all headers that it reaches. roots: where
-    headers are looked for. model: the card that is played. The text, and what is built of it, is
-    the same for all models unless one of the files asks for __CUDA_ARCH__. macros: what is known
-    of them. Raises BuildError with the line of a feature that is missing.
+    name: of its entry in the cache. files: `source` and all headers that it reaches. roots: folders
+    to search for headers. model: the simulated card. The text, and its builds, are the same for all
+    models unless one of the files uses __CUDA_ARCH__. macros: knowledge of macros. Raise BuildError
+    with the line of a missing feature.
     """
     model = models.chosen(model)
     parts = [model, *(str(file) for file in (*files, *roots))]
@@ -156,6 +157,6 @@ def rewritten(
 
 
 def texts(rewritten_source: Path) -> list[Path]:
-    """Return all files of a rewritten tree, which is what a build of it depends on."""
+    """Return all files of a rewritten tree, on which its build depends."""
     found = rewritten_source.parent.rglob("*")
     return sorted(path for path in found if path.suffix in (".cpp", ".h", ".cuh", ".hpp", ".cu"))

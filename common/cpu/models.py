@@ -1,6 +1,6 @@
-"""The cards that the CPU backend can play, by compute capability.
+"""List the cards that the CPU backend can simulate, by compute capability.
 
-What a card allows is in one table, `runtime/models.h`, which is read here.
+The limits of a card are in one table, `runtime/models.h`, which is read here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNITS = {"kKiB": 2**10, "kMiB": 2**20}
 
 
 class ModelError(Exception):
-    """There is no such model; the message lists those that there are."""
+    """The model does not exist; the message lists the existing ones."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ def _value(text: str) -> str | int:
 
 @cache
 def default() -> str:
-    """Return the model where none is chosen."""
+    """Return the default model."""
     found = re.search(r'kDefaultModel = "([\d.]+)"', TABLE.read_text("utf-8"))
     assert found and found.group(1) in cards(), f"{TABLE} names no default"
     return found.group(1)
 
 
 def chosen(name: str) -> str:
-    """Return the model that a user means: "" is the default, and "9.0a" is played by "9.0".
+    """Return the model for a user's choice: "" is the default, and "9.0" simulates "9.0a".
 
-    Raises ModelError for what is none.
+    Raise ModelError for an unknown one.
     """
     if not name:
         return default()
@@ -78,7 +78,7 @@ def chosen(name: str) -> str:
 
 
 def listing() -> str:
-    """Return all models, in words: "7.5 (T4), 8.0 (A100), …"."""
+    """Return all models as text: "7.5 (T4), 8.0 (A100), …"."""
     return ", ".join(f"{card.name} ({card.card})" for card in cards().values())
 
 
@@ -91,11 +91,11 @@ _played: list[str] = []
 
 
 def play(name: str) -> str:
-    """Note, and return, the model that this process plays from now on. Raises ModelError."""
+    """Record and return the model that this process simulates from now on. Raise ModelError."""
     _played[:] = [chosen(name)]
     return _played[0]
 
 
 def played() -> Card:
-    """Return the card that the CPU backend plays in this process."""
+    """Return the card that the CPU backend simulates in this process."""
     return cards()[_played[0] if _played else default()]

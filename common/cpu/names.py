@@ -1,4 +1,4 @@
-"""Names: those that the backend lacks are refused, and some are replaced by the backend's own.
+"""Refuse names that the backend lacks, and replace some by the backend's own.
 
 Calls of `printf`, of `clock` in device code and of functions that launch a kernel go to the
 backend's; operators registered for CUDA become operators for the CPU.
@@ -31,7 +31,7 @@ def collect_declared(stream: Stream, declared: set[str]) -> None:
 
 
 def refuse_missing(stream: Stream, declared: Set[str]) -> None:
-    """Raise TokenError at what the backend does not have, but for names in `declared`."""
+    """Raise TokenError at a name that the backend lacks, except names in `declared`."""
     tokens = stream.tokens
     for p, token in enumerate(tokens):
         if not token.is_word():
@@ -57,7 +57,7 @@ def refuse_missing(stream: Stream, declared: Set[str]) -> None:
 
 
 def edit(stream: Stream) -> None:
-    """Replace the names that stand for something else on the CPU."""
+    """Replace the names that have another meaning on the CPU."""
     tokens = stream.tokens
     for p, token in enumerate(tokens):
         if not token.is_word():
@@ -85,7 +85,7 @@ def edit(stream: Stream) -> None:
 
 
 def _complete_returns(stream: Stream, p: int) -> None:
-    """Let main(), whose name is at p, `return;` where it means 0, as nvcc does."""
+    """Make a `return;` in main(), whose name is at p, return 0, as with nvcc."""
     tokens = stream.tokens
     body = closing(tokens, p + 1) + 1
     if not is_op_at(tokens, body, "{"):
@@ -112,7 +112,7 @@ def _call_backend(stream: Stream, p: int) -> bool:
 
 
 def _pass_line_and_types(stream: Stream, p: int) -> None:
-    """Give the launch function called at p the file and line, and the kernel with its type."""
+    """Pass the file and line, and the kernel with its type, to the launch function called at p."""
     tokens = stream.tokens
     stream.insert_after(p + 1, f"{{__FILE__, {stream.line_of(p)}}}, ")
     # `(void*)kernel` would lose the types of the arguments.

@@ -1,7 +1,7 @@
-"""A whole CUDA program, one or several `.cu` files with a main(), built to run on the CPU.
+"""Build a whole CUDA program, one or several `.cu` files with a main(), to run on the CPU.
 
-Like a day, it is rewritten, with the headers of its own that it includes, and kept in the cache
-until one of them, the backend or the compiler changes.
+Like a day, it is rewritten, together with its own headers, and kept in the cache until one of them,
+the backend or the compiler changes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SYSTEM_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULT
 def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str] = ()) -> Path:
     """Build the program if necessary, and return its path.
 
-    sources: those that end in .cu are rewritten, others compiled as they are. flags: further ones
-    for the compiler: -I (also where headers to be rewritten are looked for), -D, -l and their like.
-    Raises BuildError with the compiler's message, or with the file and line of a feature that the
-    CPU backend does not have; OSError if a source cannot be read.
+    sources: files that end in .cu are rewritten, others compiled unchanged. flags: further ones for
+    the compiler: -I (also searched for headers to rewrite), -D, -l and similar ones. Raise
+    BuildError with the compiler's message, or with the file and line of a feature that the CPU
+    backend lacks; OSError if a source cannot be read.
     """
     sources = [source.resolve() for source in sources]
     stem = sources[0].stem
@@ -87,8 +87,8 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
 
 
 def _of_host_file(command: Sequence[str], source: Path) -> list[str]:
-    """Return the command for a file that is no .cu: nvcc gives it to the host's compiler as it
-    is."""
+    """Return the command for a file that is not a .cu: nvcc passes it to the host's compiler
+    unchanged."""
     words = ["cudacpu/symbols.h" if word == "cuda_runtime.h" else word for word in command]
     if source.suffix == ".c":
         words = [*(word for word in words if not word.startswith("-std=")), "-x", "c"]
@@ -96,12 +96,12 @@ def _of_host_file(command: Sequence[str], source: Path) -> list[str]:
 
 
 def _system_includes(files: Iterable[Path]) -> set[bytes]:
-    """Return what these files include by <…>, under whatever condition."""
+    """Return the names that these files include by <…>, under any condition."""
     return {name for file in files for name in _SYSTEM_INCLUDE.findall(file.read_bytes())}
 
 
 def _explained(message: str) -> str:
-    """Return the linker's message in the words of somebody who has the sources before them."""
+    """Return the linker's message in terms of the program's sources."""
     missing = dict.fromkeys(_UNDEFINED.findall(message))
     if not missing:
         return message
@@ -120,10 +120,10 @@ def _rewritten(
     platform: Platform,
     command: Sequence[str],
 ) -> Path:
-    """Return the `.cpp` of a `.cu`; files: all that it reaches, itself too. Raises BuildError.
+    """Return the `.cpp` of a `.cu`; files: all that it reaches, including itself. Raise BuildError.
 
-    What is refused may stand under a condition that only the preprocessor can decide: then it is
-    made to say which macros there are, which costs about half a second.
+    A refused name may be under a condition that only the preprocessor can decide: then the
+    preprocessor is run to list the macros, which takes about half a second.
     """
     name = f"program-{source.stem}"
     given = _given(command)
@@ -138,8 +138,7 @@ def _rewritten(
 
 
 def _given(command: Sequence[str]) -> dict[str, int | None]:
-    """Return the macros that a compiler's command defines by -D, with the values that are
-    numbers."""
+    """Return the macros that a compile command defines by -D, with the values that are numbers."""
     given: dict[str, int | None] = {}
     for flag in command:
         if flag.startswith("-D"):
@@ -152,8 +151,8 @@ def _given(command: Sequence[str]) -> dict[str, int | None]:
 
 
 def _possible(files: Sequence[Path], command: Sequence[str]) -> frozenset[str] | None:
-    """Return all macros that these files or the headers of the system that they include may define;
-    None where the preprocessor fails on a header."""
+    """Return all macros that these files, or the system headers that they include, may define; None
+    if the preprocessor fails on a header."""
     texts = [file.read_bytes() for file in files]
     headers = {name.decode(errors="replace") for name in _system_includes(files)}
     lines = [  # <windows.h>, under a condition that no compiler here meets, is in no folder

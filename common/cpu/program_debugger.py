@@ -1,11 +1,11 @@
-"""`python -m common.cpu prog.cu --sanitize`: a whole program in several orders of its threads, and
-in builds that watch its accesses to memory.
+"""Implement `python -m common.cpu prog.cu --sanitize`: run a whole program in several orders of its
+threads, and in builds that watch its memory accesses.
 
 The rows are those of a day's report (common/tools/debugger.py), and one about streams, whose work
-is put off as late as legal (runtime/deferred.cpp). A program has no reference: its output and exit
-code are compared with those of its first run. Lines that differ from one run to the next in the
-same order, such as measured times, are left out. Two runs may agree in such a line by chance, so
-the first order is repeated before a row fails because of a line.
+runs as late as legal (runtime/deferred.cpp). A program has no reference: its output and exit code
+are compared with those of its first run. Lines that differ from one run to the next in the same
+order, such as measured times, are ignored. Two runs may agree in such a line by chance, so the
+first order is repeated before a row fails because of a line.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from common.cpu.findings import ABOUT_ADDRESSES, ROWS, THROWN
 
 # Orders of threads and blocks after the first, which is forward.
 _ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
-# Where the work of streams is late: what was submitted last runs first, and in random orders.
+# Orders with late streams: the work submitted last runs first, and random orders.
 _LATE = (("forward", 0), ("random", 1), ("random", 2))
 _RACES = {"CUDACPU_TRACE": "1", "CUDACPU_HINTS": "1"}  # of copies, which are not traced
 _NEVER_WRITTEN = "that nothing has written"
-_OWN_ROWS = {"CUDACPU_HINTS": "0"}  # "unwritten" and "races" say more than the program's hints
+_OWN_ROWS = {"CUDACPU_HINTS": "0"}  # "unwritten" and "races" replace the program's hints
 _NOTE = re.compile(r"^note: (.+:\d+: lane \d+ reads lane .*)$", re.MULTILINE)  # of program.cpp
 STREAMS = "the same result, however late the work of streams runs"
-_UNFINISHED = "nothing waits for "  # begins what program.cpp says at the end
+_UNFINISHED = "nothing waits for "  # beginning of the last message of program.cpp
 _SHOWN = 40  # lines of a row's details
 _REPEATS = 4  # further runs in the first order before a line of output counts as another
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a program did. order: for a message, e.g. "in reverse order"; code: None where it did
-    not end in time."""
+    """The result of running a program. order: for a message, e.g. "in reverse order"; code: None if
+    it did not end in time."""
 
     order: str
     code: int | None
@@ -49,7 +49,7 @@ class Run:
     errors: str
 
     def thrown(self) -> list[str]:
-        """Return what the backend said about it, a paragraph each."""
+        """Return the backend's messages about it, a paragraph each."""
         parts = self.errors.split(THROWN)[1:]
         return [part.strip() for part in parts]
 
@@ -61,9 +61,9 @@ def report(
     arguments: Sequence[str],
     seconds: float,
 ) -> list[RungOutcome]:
-    """Return the rows, each with its answer. seconds: what one run may take.
+    """Return the rows, each with its answer. seconds: limit of one run.
 
-    Raises BuildError where the program does not build.
+    Raise BuildError if the program does not build.
     """
     plain = program.executable(sources, platform, flags)
 
@@ -126,7 +126,7 @@ def report(
 def run(
     built: Path, arguments: Sequence[str], order: str, seconds: float, variables: Mapping[str, str]
 ) -> Run:
-    """Run a program that was built, with further environment variables, for so long at most."""
+    """Run a built program, with further environment variables, for at most `seconds`."""
     try:
         done = subprocess.run(
             [str(built), *arguments],
@@ -151,7 +151,7 @@ def _row(
 
 
 def judge_orders(first: Run, repeats: Sequence[Run], others: Sequence[Run]) -> RungOutcome:
-    """Return the row "orders": the first run whose exit code or output is another.
+    """Return the row "orders": the first run whose exit code or output differs.
 
     repeats: further runs in the order of the first.
     """
@@ -172,10 +172,10 @@ def judge_orders(first: Run, repeats: Sequence[Run], others: Sequence[Run]) -> R
 def judge_streams(
     first: Run, repeats: Sequence[Run], others: Sequence[Run], late: Sequence[Run]
 ) -> RungOutcome:
-    """Return the row "streams": the first late run that fails, or whose exit code or output is
-    another.
+    """Return the row "streams": the first late run that fails, or whose exit code or output
+    differs.
 
-    In random order only where the order alone changes nothing: `others` are those orders.
+    Runs in random order count only if the order alone changes nothing: `others` are those orders.
     """
     row = RungOutcome("sanitize", "streams", STREAMS, PASS)
     row.reason = _why_not_compared(first, repeats)
@@ -209,8 +209,8 @@ def _why_not_compared(first: Run, repeats: Sequence[Run]) -> str:
 
 
 def _differs(row: RungOutcome, first: Run, repeats: Sequence[Run], run: Run) -> bool:
-    """Return whether the exit code or the output of a run is another, which the row then says.
-    Lines that change where the first run is repeated do not count."""
+    """Return True if the exit code or the output of a run differs, and set it in the row. Lines
+    that change when the first run is repeated do not count."""
     if run.code != first.code:
         row.status, row.reason = FAIL, f"exit code {first.code}, but {run.code} {run.order}"
         return True
@@ -231,13 +231,12 @@ def _differs(row: RungOutcome, first: Run, repeats: Sequence[Run], run: Run) -> 
 
 
 def judge_waits(runs: Sequence[Run]) -> RungOutcome:
-    """Return the row "waits": what the runtime ended since threads waited in vain."""
+    """Return the row "waits": launches that the runtime ended because threads waited forever."""
     return _thrown(_row("waits"), runs, about_addresses=False)
 
 
 def judge_addresses(runs: Sequence[Run], missing: str) -> RungOutcome:
-    """Return the row "addresses", from all runs; missing: why there was none that watches them, or
-    ""."""
+    """Return the row "addresses", from all runs; missing: why no run watches addresses, or ""."""
     row = _thrown(_row("addresses"), runs, about_addresses=True)
     if missing and row.status == PASS:
         row.status, row.reason = SKIP, missing
@@ -259,7 +258,7 @@ def _thrown(row: RungOutcome, runs: Sequence[Run], about_addresses: bool) -> Run
 
 
 def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> RungOutcome:
-    """Return the rows "races" and "unwritten": what the tracer found of these kinds."""
+    """Return the row `name`: the tracer's findings of these kinds."""
     if not text:
         ended = [part.splitlines()[0] for part in run.thrown()]
         reason = [*ended[-1:], *run.errors.strip().splitlines()[-1:], f"exit code {run.code}"]
@@ -272,7 +271,7 @@ def judge_trace(name: str, run: Run, text: str, kinds: tuple[str, ...]) -> RungO
 
 
 def judge_unwritten(run: Run, text: str) -> RungOutcome:
-    """Return the row "unwritten": what a kernel read, or what a copy brought to the host."""
+    """Return the row "unwritten": unwritten memory that a kernel read or a copy brought back."""
     row = judge_trace("unwritten", run, text, ("unwritten",))
     copied = [said for said in run.thrown() if _NEVER_WRITTEN in said]
     if row.status == PASS and copied:
@@ -281,7 +280,7 @@ def judge_unwritten(run: Run, text: str) -> RungOutcome:
 
 
 def show(rows: Sequence[RungOutcome]) -> str:
-    """Return the report as text: a line for each row, what was found below it."""
+    """Return the report as text: a line for each row, with its findings below."""
     lines = []
     for row in rows:
         lines.append(f"{row.rung:10} {row.status}  {row.reason or row.idea}")

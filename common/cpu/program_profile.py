@@ -1,6 +1,6 @@
-"""`python -m common.cpu prog.cu --profile`: what the accesses of a program's kernels cost on a GPU.
+"""Implement `python -m common.cpu prog.cu --profile`: the cost of memory accesses on a GPU.
 
-As for a day (common/tools/access_profile.py), there is no time in it; counts are those of ncu.
+As for a day (common/tools/access_profile.py), no times are reported; counters are those of ncu.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def report(
     arguments: Sequence[str],
     seconds: float,
 ) -> tuple[Run, str]:
-    """Return what the program did, and the tables as text. seconds: what the run may take.
+    """Return the program's run, and the tables as text. seconds: limit of the run.
 
-    Raises BuildError where the program does not build, or left no counts.
+    Raise BuildError if the program does not build, or left no counts.
     """
     built = program.executable(sources, replace(platform, variant="trace"), flags)
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,7 @@ def report(
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells in columns: the first two to the left, numbers to the right."""
+    """Return rows of cells in columns: the first two left-aligned, numbers right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,13 +1,12 @@
-"""From a `.cu` file to C++ that a host compiler takes, line by line.
+"""Rewrite a `.cu` file line by line as C++ that a host compiler accepts.
 
-Four things in CUDA C++ are not C++. Each is replaced where it stands, so that every line keeps its
+Four features of CUDA C++ are not C++. Each is replaced in place, so that every line keeps its
 number and every compiler message points into the `.cu`: launches (launches.py), `__shared__`
-variables (shared_variables.py), the kernels themselves (kernels.py) and some names (names.py).
-In addition, a pair in braces gets its type (braced_pairs.py), a loop that waits for another thread
-lets that thread run (waiting_loops.py), code that needs the threads of a warp to run in step says
-so (warp_in_step.py), and conditions on `__CUDA_ARCH__` and `__CUDACC__` are decided
-(conditions.py). A feature that the backend does not have is refused with file and line
-(features.py).
+variables (shared_variables.py), the kernels themselves (kernels.py) and some names (names.py). In
+addition, a pair in braces gets its type (braced_pairs.py), a loop that waits for another thread
+lets that thread run (waiting_loops.py), code that needs the threads of a warp to run in step
+reports it (warp_in_step.py), and conditions on `__CUDA_ARCH__` and `__CUDACC__` are decided
+(conditions.py). A feature that the backend lacks is refused with file and line (features.py).
 """
 
 import itertools
@@ -32,12 +31,12 @@ from common.cpu.lexer import Token
 from common.cpu.stream import Edits, macro_streams, main_stream
 from common.cpu.syntax import TokenError
 
-# Bytes that are not UTF-8, in a comment or a string, stay what they are.
+# Bytes that are not UTF-8, in a comment or a string, stay unchanged.
 _AS_IT_IS = "surrogateescape"
 
 
 class RewriteError(Exception):
-    """The file uses something that the CPU backend cannot run; `file` and `line` say where."""
+    """The file uses a feature that the CPU backend cannot run, at `file` and `line`."""
 
     def __init__(self, file: str, line: int, what: str) -> None:
         super().__init__(f"{file}:{line}: {what}")
@@ -48,9 +47,9 @@ class RewriteError(Exception):
 def rewrite(text: str, filename: str, model: str = "") -> str:
     """Return the text of a `.cu` file or header as C++ for the host compiler.
 
-    model: the card that decides `__CUDA_ARCH__`, by default the backend's own default. Line numbers
-    stay, and compiler messages name `filename`. Raises RewriteError for a feature that
-    the backend does not have.
+    model: the card that decides `__CUDA_ARCH__`, by default the backend's default. Line numbers
+    stay, and compiler messages name `filename`. Raise RewriteError for a feature that the backend
+    lacks.
     """
     return _rewrite_file(text, filename, copies={}, project=_Project(models.architecture(model)))
 
@@ -64,11 +63,10 @@ def rewrite_tree(
 ) -> Path:
     """Rewrite a source and every project header that it reaches, and return the `.cpp`.
 
-    An `#include "…"` is looked for beside the including file, then in each of `roots`, an
-    `#include <…>` in the roots; what is found is a project header, and the rewritten include names
-    its rewritten copy in `out_dir`.
-    macros: what is known of them, by default nothing. Raises RewriteError for a feature that the
-    backend does not have.
+    An `#include "…"` is looked up in the including file's folder, then in each of `roots`, an
+    `#include <…>` in the roots; a file that is found is a project header, and the rewritten include
+    names its rewritten copy in `out_dir`. macros: knowledge of macros, by default none. Raise
+    RewriteError for a feature that the backend lacks.
     """
     project = _Project(models.architecture(model), macros or conditions.Macros())
     tree = _Tree(out_dir.resolve(), [root.resolve() for root in roots], project)
@@ -76,9 +74,9 @@ def rewrite_tree(
 
 
 class Variants:
-    """Rewrites many texts of one source; its headers are rewritten once, into `out_dir`.
+    """Rewrite many texts of one source; its headers are rewritten once, into `out_dir`.
 
-    roots, model, errors: see `rewrite_tree`. The texts include what the source includes.
+    roots, model, errors: see `rewrite_tree`. The texts have the source's includes.
     """
 
     def __init__(self, source: Path, out_dir: Path, roots: Sequence[Path], model: str = "") -> None:
@@ -95,7 +93,7 @@ class Variants:
 
 @dataclass(slots=True)
 class _Project:
-    """What the files rewritten so far have, for those that include them; and __CUDA_ARCH__."""
+    """Facts about the files rewritten so far, for files that include them; and __CUDA_ARCH__."""
 
     arch: int
     macros: conditions.Macros = field(default_factory=conditions.Macros)
@@ -118,11 +116,11 @@ def _rewrite_file(text: str, filename: str, copies: Mapping[str, str], project: 
 
 
 def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project: _Project) -> None:
-    """Put into `edits` what is to change in one file."""
+    """Add the edits of one file to `edits`."""
     includes.edit(tokens, edits, copies, project.macros.given)
     code = main_stream(tokens, edits)
     streams = [code, *macro_streams(tokens, edits)]
-    # All of them first: code may use what is declared further down, or in a macro.
+    # Collect all of them first: code may use names declared further down, or in a macro.
     for stream in streams:
         names.collect_declared(stream, project.declared)
     numbers = itertools.count()
@@ -139,8 +137,8 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
 
 
 def _text_of(path: Path) -> str:
-    """Return a file's text without a byte order mark, which may stand at the start of a file
-    only."""
+    """Return a file's text without a byte order mark, which is only allowed at the start of a
+    file."""
     return path.read_text(encoding="utf-8", errors=_AS_IT_IS).removeprefix("\ufeff")
 
 
@@ -154,7 +152,7 @@ class _Tree:
         self.project = project
 
     def add(self, path: Path, *, is_source: bool = False) -> Path:
-        """Rewrite a file after the headers that it includes, and return where it was written."""
+        """Rewrite a file after the headers that it includes, and return the path of the result."""
         if path in self.outputs:
             return self.outputs[path]
         output = self._output_path(path, is_source)
@@ -168,7 +166,7 @@ class _Tree:
 
     def copies(self, text: str, path: Path, directory: Path) -> dict[str, str]:
         """Return the rewritten copy of each project header that this text of `path` includes, as a
-        path from `directory`: relative, so that the text is the same wherever it is written."""
+        path from `directory`: relative, so that the text does not depend on its place."""
         found = {}
         for name in includes.named(conditions.read(text, self.project.arch, self.project.macros)):
             header = self._find(name, path.parent)
@@ -177,7 +175,7 @@ class _Tree:
         return found
 
     def _find(self, name: str, beside: Path) -> Path | None:
-        """Return the project header of an include as it is written, None for another's."""
+        """Return the project header of an include as written, None for other headers."""
         for folder in (beside, *self.roots) if name.startswith('"') else self.roots:
             candidate = (folder / name[1:-1]).resolve()
             if candidate.is_file():

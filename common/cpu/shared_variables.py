@@ -1,4 +1,4 @@
-"""Declarations of `__shared__` variables become references into the memory of a block.
+"""Turn declarations of `__shared__` variables into references into the memory of a block.
 
 __shared__ float row[32];          CUDACPU_SHARED(0, float row[32]) auto& row = ...;
 extern __shared__ float row[];     typedef float t[]; auto& row = dynamic_shared<t>();
@@ -27,7 +27,7 @@ from common.cpu.syntax import (
 
 @dataclass(slots=True)
 class _Variable:
-    """A `__shared__` variable and the part of the stream that sees it."""
+    """A `__shared__` variable and the part of the stream in which it is visible."""
 
     name: str
     position: int
@@ -35,7 +35,7 @@ class _Variable:
 
 
 def edit(stream: Stream, numbers: Iterator[int], of_files: dict[str, str]) -> None:
-    """Rewrite every declaration, and the lambdas that would copy what it declares.
+    """Rewrite every declaration, and the lambdas that would copy the declared variables.
 
     numbers: of the file; each declaration takes one, for the names of its types. of_files: the
     declarations of references to variables at file scope, by name; this file's are added.
@@ -73,7 +73,7 @@ def _is_namespace(tokens: Sequence[Token], scope: Scope) -> bool:
 
 
 def _edit_file_scope(stream: Stream, start: int, end: int, of_files: dict[str, str]) -> None:
-    """Leave the type of a variable at file scope, and its place, as `_edit_declaration` does."""
+    """Leave the type and the place of a variable at file scope, like `_edit_declaration`."""
     tokens = stream.tokens
     words = {token.text for token in tokens[start:end] if token.kind == "word"}
     places = [_declared_name(tokens, *part) for part in split(tokens, start, end)]
@@ -116,15 +116,14 @@ def _declare_in_functions(stream: Stream, of_files: dict[str, str]) -> list[_Var
 
 
 def _macro_statement_start(tokens: Sequence[Token], start: int, shared: int) -> int:
-    """Return where a declaration starts that may be the first thing in a macro's body."""
+    """Return the start of a declaration that may come first in a macro's body."""
     while start < shared and not tokens[start].is_word("extern", "static", "volatile", "const"):
         start += 1
     return start
 
 
 def _edit_declaration(stream: Stream, start: int, end: int, number: int) -> list[str]:
-    """Return edits the declaration at [start, end), whose `;` is at end, and returns what it
-    declares."""
+    """Edit the declaration at [start, end), whose `;` is at end, and return the declared names."""
     tokens = stream.tokens
     words = {token.text for token in tokens[start:end] if token.kind == "word"}
     name_positions = [_declared_name(tokens, *part) for part in split(tokens, start, end)]
@@ -153,7 +152,7 @@ def _edit_declaration(stream: Stream, start: int, end: int, number: int) -> list
 def _drop_alignment(stream: Stream, start: int, end: int) -> None:
     """Remove requests for alignment from a declaration.
 
-    Dynamic shared memory starts at a multiple of 1024 bytes, so that none is needed.
+    Dynamic shared memory starts at a multiple of 1024 bytes, so none is needed.
     """
     for p in range(start, end):
         if stream.tokens[p].is_word("alignas", "__align__", "__attribute__"):
@@ -192,10 +191,10 @@ def _declared_name(tokens: Sequence[Token], start: int, end: int) -> int:
 
 
 def _edit_copying_lambdas(stream: Stream, variables: Sequence[_Variable]) -> None:
-    """Let `[=]` lambdas see shared variables rather than a copy of them.
+    """Make `[=]` lambdas refer to shared variables instead of copying them.
 
-    In CUDA a shared variable is static and is never captured; here it is a reference, which
-    `[=]` would copy together with the whole array.
+    In CUDA a shared variable is static and is never captured; here it is a reference, which `[=]`
+    would copy together with the whole array.
     """
     tokens = stream.tokens
     for p in range(len(tokens) - 2):

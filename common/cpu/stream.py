@@ -1,4 +1,4 @@
-"""Runs of code to edit: their tokens, the brace that encloses each, and the edits to a file."""
+"""Hold code to edit: its tokens, the brace that encloses each, and the edits to a file."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from common.cpu.syntax import statement_start
 
 @dataclass(slots=True)
 class Edits:
-    """What is to change in a file, by the index of a token in it."""
+    """The edits to a file, by the index of a token in it."""
 
     before: dict[int, str] = field(default_factory=dict)
     after: dict[int, str] = field(default_factory=dict)
@@ -46,25 +46,26 @@ class Stream:
     _edits: Edits  # of the file
 
     def on_device(self, p: int) -> bool:
-        """Return whether the code at p is device code only."""
+        """Return True if the code at p is device code only."""
         scope = self.scopes[p]
         return scope is not None and scope.on_device
 
     def line_of(self, p: int) -> str:
-        """Return an expression for the line of the token at p; in a macro, of where it is used."""
+        """Return an expression for the line of the token at p; in a macro, of the line that uses
+        it."""
         return "__LINE__" if self.is_macro else str(self.tokens[p].line)
 
     def insert_before(self, p: int, text: str) -> None:
-        """Put text before the token at p, and before what already stands there."""
+        """Insert text before the token at p, and before earlier insertions there."""
         index = self._indices[p]
         self._edits.before[index] = text + self._edits.before.get(index, "")
 
     def insert_after(self, p: int, text: str) -> None:
-        """Put text behind the token at p, in place of what was put there before."""
+        """Insert text after the token at p, replacing an earlier insertion there."""
         self._edits.after[self._indices[p]] = text
 
     def replace(self, p: int, text: str) -> None:
-        """Put text in place of the token at p."""
+        """Replace the token at p by text."""
         self._edits.instead[self._indices[p]] = text
 
 
@@ -76,7 +77,7 @@ def main_stream(tokens: list[Token], edits: Edits) -> Stream:
 
 
 def macro_streams(tokens: list[Token], edits: Edits) -> list[Stream]:
-    """Return each `#define` of a file that may be compiled, from the macro's name on."""
+    """Return the stream of each `#define` that may be compiled, from the macro's name on."""
     streams = []
     for line in directives(tokens):
         if line.name == "define" and line.rest and tokens[line.start].active:
@@ -121,8 +122,8 @@ def _scopes(tokens: list[Token], conditionals: dict[int, list[str]]) -> list[Sco
 
 
 def classify(head: Sequence[Token], in_function: bool, on_device: bool) -> tuple[bool, bool]:
-    """Return whether a brace opens code of a function, and code for the device only, by the
-    statement that stands before it and by what is true around it."""
+    """Return True or False for a brace that opens code of a function, and for one that opens device
+    code only, from the statement before it and the state around it."""
     words = {token.text for token in head if token.kind == "word"}
     device = bool({"__global__", "__device__"} & words) and "__host__" not in words
     if in_function:

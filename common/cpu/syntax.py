@@ -1,7 +1,7 @@
-"""Where brackets, statements and expressions begin and end, by positions in a run of tokens.
+"""Find the ends of brackets, statements and expressions, as positions in a run of tokens.
 
-Nothing is known here of what a name stands for: a `<` opens template arguments where its place
-suggests it. What has no beginning or end raises TokenError, unless a function says otherwise.
+The meaning of names is unknown here: a `<` opens template arguments if its place suggests it. A
+construct without a beginning or end raises TokenError, unless a function documents otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ ATTRIBUTE_WORDS = (
 
 
 class TokenError(Exception):
-    """Code that the rewriter cannot take, or the backend cannot run; `token` says where."""
+    """Code that the rewriter cannot parse, or the backend cannot run, at `token`."""
 
     def __init__(self, token: Token, what: str) -> None:
         super().__init__(f"line {token.line}: {what}")
@@ -41,7 +41,7 @@ def flat(tokens: Sequence[Token]) -> str:
 
 
 def is_op_at(tokens: Sequence[Token], p: int, *texts: str) -> bool:
-    """Return whether one of these operators is at p; nothing is beyond the last token."""
+    """Return True if one of these operators is at p; False beyond the last token."""
     return p < len(tokens) and tokens[p].is_op(*texts)
 
 
@@ -51,8 +51,8 @@ def is_op_at(tokens: Sequence[Token], p: int, *texts: str) -> bool:
 def closing(tokens: Sequence[Token], p: int, *, or_last: bool = False) -> int:
     """Return the position of the bracket that closes the one at p.
 
-    or_last: if none does, the position of the last token. That is for code whose #if and #else
-    each open a brace: it compiles, and has a brace too many here.
+    or_last: if none does, the position of the last token. This is for code whose #if and #else each
+    open a brace: it compiles, and has a brace too many here.
     """
     depth = 0
     for q in range(p, len(tokens)):
@@ -69,7 +69,7 @@ def closing(tokens: Sequence[Token], p: int, *, or_last: bool = False) -> int:
 
 
 def opening(tokens: Sequence[Token], p: int) -> int:
-    """Return the position of the bracket that opens what the one at p closes."""
+    """Return the position of the bracket that opens the one closed at p."""
     depth = 0
     for q in range(p, -1, -1):
         if tokens[q].kind == "op":
@@ -125,7 +125,7 @@ def angle_opening(tokens: Sequence[Token], p: int) -> int:
 def top_level(
     tokens: Sequence[Token], start: int, end: int, *, or_last: bool = False
 ) -> Iterator[int]:
-    """Return the positions in [start, end) that no bracket encloses. or_last: see `closing`."""
+    """Yield the positions in [start, end) outside of brackets. or_last: see `closing`."""
     p = start
     while p < end:
         yield p
@@ -135,13 +135,13 @@ def top_level(
 def semicolons(
     tokens: Sequence[Token], start: int, end: int, *, or_last: bool = False
 ) -> Iterator[int]:
-    """Return the positions of the `;` in [start, end) that no bracket encloses. or_last: see
+    """Yield the positions of each `;` in [start, end) outside of brackets. or_last: see
     `closing`."""
     return (q for q in top_level(tokens, start, end, or_last=or_last) if tokens[q].is_op(";"))
 
 
 def split(tokens: Sequence[Token], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the parts of [start, end) between commas that no bracket encloses."""
+    """Return the parts of [start, end) between commas outside of brackets."""
     parts = []
     begin = q = start
     while q < end:
@@ -157,7 +157,7 @@ def split(tokens: Sequence[Token], start: int, end: int) -> list[tuple[int, int]
 
 
 def _opens_template(tokens: Sequence[Token], p: int) -> bool:
-    """Return whether the `<` at p can open template arguments rather than compare."""
+    """Return True if the `<` at p can open template arguments rather than compare."""
     if p == 0 or not tokens[p - 1].is_word():
         return False
     try:
@@ -171,7 +171,7 @@ def _opens_template(tokens: Sequence[Token], p: int) -> bool:
 
 
 def statement_start(tokens: Sequence[Token], p: int) -> int:
-    """Return where the statement or declaration starts that the token at p belongs to."""
+    """Return the start of the statement or declaration that contains the token at p."""
     while p > 0 and not tokens[p - 1].is_op(";", "{", "}"):
         p -= 1
     return p
@@ -201,7 +201,7 @@ def statement_end(tokens: Sequence[Token], p: int) -> int:
 
 
 def expression_start(tokens: Sequence[Token], p: int) -> int:
-    """Return where the postfix expression that ends at p starts, as the kernel of a launch does."""
+    """Return the start of the postfix expression that ends at p, such as the kernel of a launch."""
     q = p
     while q >= 0:
         if tokens[q].is_op(">", ">>", ">>>"):
@@ -230,7 +230,7 @@ def expression_start(tokens: Sequence[Token], p: int) -> int:
 
 
 def _is_operand(tokens: Sequence[Token], p: int) -> bool:
-    """Return whether a name, call or subscript can end at p, so that what follows belongs to it."""
+    """Return True if a name, call or subscript can end at p, and the next token belong to it."""
     token = tokens[p]
     if token.is_word():
         return token.text not in STATEMENT_WORDS | _CONDITION_WORDS

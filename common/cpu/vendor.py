@@ -1,7 +1,7 @@
-"""NVIDIA's libraries as far as programs use them here: each a folder of `vendor/` with its headers,
-and with kernels that run as a program's own.
+"""Provide NVIDIA's libraries as far as programs use them here: each is a folder of `vendor/` with
+headers, and with kernels that run like a program's own.
 
-A program that includes one of the headers is linked with what the folder's `.cu` files give.
+A program that includes one of the headers is linked with the folder's compiled `.cu` files.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ FOLDERS = sorted(path for path in Path(__file__).with_name("vendor").iterdir() i
 
 
 def linked(name: str) -> bool:
-    """Return whether `-l` of this name is one of these libraries, or the runtime, which are there
-    anyway: "cublasLt", "cudart"."""
+    """Return True if `-l` of this name is one of these libraries, or the runtime, which are always
+    present: "cublasLt", "cudart"."""
     stem = name.removesuffix("_static")
     return stem in ("cudart", "cudadevrt", "cuda") or any(
         stem.lower().startswith(folder.name) for folder in FOLDERS
@@ -27,9 +27,9 @@ def linked(name: str) -> bool:
 
 
 def objects(files: Sequence[Path], platform: Platform) -> list[Path]:
-    """Return what a program of these files, headers included, is to be linked with.
+    """Return the object files to link with a program of these files, headers included.
 
-    Raises BuildError with the compiler's message.
+    Raise BuildError with the compiler's message.
     """
     used = [folder for folder in FOLDERS if any(folder in file.parents for file in files)]
     return [

@@ -1,7 +1,7 @@
-"""Loops in which a thread waits for another one to write to memory yield to that thread.
+"""Make loops in which a thread waits for another one to write to memory yield to that thread.
 
 On the CPU backend the other thread would otherwise never run. These loops are recognised by their
-tokens: those that a volatile read can end, and that themselves write to no memory,
+tokens: those that a volatile read can end, and that do not write to memory themselves,
 
     while (*flag == 0) ++trips;                 flag is declared volatile
     do { seen = load(flag); } while (!seen);    load() reads something volatile
@@ -39,15 +39,15 @@ class _Loop:
     """A loop, by positions of its tokens."""
 
     kind: str  # "while", "do" or "for"
-    condition: _Range  # what is between the parentheses; of a `for`, between the semicolons
+    condition: _Range  # between the parentheses; for a `for`, between the semicolons
     step: int  # of a `for`: the position of the parenthesis that ends its head
     body: _Range
 
 
 def edit(stream: Stream, names: Set[str], readers: set[str]) -> None:
-    """Let loops in device code that wait for another thread call `cudacpu::spin_wait`.
+    """Make loops in device code that wait for another thread call `cudacpu::spin_wait`.
 
-    names: what is volatile, by `volatile_names`. readers: functions of the project that read
+    names: volatile variables, by `volatile_names`. readers: functions of the project that read
     something volatile; this file's are added.
     """
     tokens = stream.tokens
@@ -88,7 +88,7 @@ def _give_way(stream: Stream, loop: _Loop) -> None:
 
 
 def volatile_names(tokens: Sequence[Token]) -> set[str]:
-    """Return variables that are declared volatile, or point to what is."""
+    """Return variables that are declared volatile, or point to something volatile."""
     names = set()
     for p, token in enumerate(tokens):
         if not token.is_word("volatile") or (p and tokens[p - 1].is_word("asm", "__asm__")):
@@ -110,7 +110,7 @@ def volatile_names(tokens: Sequence[Token]) -> set[str]:
 def _volatile_readers(
     tokens: Sequence[Token], bodies: Iterator[int], names: Set[str], known: Set[str]
 ) -> set[str]:
-    """Return functions that return something and read what is volatile; `bodies`: their braces."""
+    """Return functions that return a value and read something volatile; `bodies`: their braces."""
     readers = set()
     for brace in bodies:
         body = (brace, closing(tokens, brace, or_last=True))
@@ -133,7 +133,7 @@ def _volatile_readers(
 
 
 def _reads(tokens: Sequence[Token], where: _Range, names: Set[str], readers: Set[str]) -> bool:
-    """Return whether something volatile is read there: by its name, a cast, or a function."""
+    """Return True if something volatile is read there: by its name, a cast, or a function."""
     for p in range(*where):
         token = tokens[p]
         if not token.is_word():
@@ -168,7 +168,7 @@ def _loop_at(tokens: Sequence[Token], p: int) -> _Loop | None:
 
 
 def _waits(tokens: Sequence[Token], loop: _Loop, names: Set[str], readers: Set[str]) -> bool:
-    """Return whether the loop waits for memory to change."""
+    """Return True if the loop waits for memory to change."""
     body = loop.body
     empty = [t.text for t in tokens[slice(*body)]] in ([";"], ["{", "}"])
     if empty and loop.kind == "while":
@@ -198,7 +198,7 @@ def _is_assignment(tokens: Sequence[Token], p: int) -> bool:
 
 
 def _writes(tokens: Sequence[Token], body: _Range) -> bool:
-    """Return whether something is assigned there that may be in memory: x[i], *x, or x->y."""
+    """Return True if something is assigned there that may be in memory: x[i], *x, or x->y."""
     for p in range(*body):
         if _is_assignment(tokens, p):
             q = p - 2 if tokens[p - 1].is_op(*_COMPOUND) else p - 1
@@ -217,7 +217,7 @@ def _writes(tokens: Sequence[Token], body: _Range) -> bool:
 
 
 def _steps_memory(tokens: Sequence[Token], p: int) -> bool:
-    """Return whether what the ++ or -- at p changes may be in memory."""
+    """Return True if the ++ or -- at p may change memory."""
     before, after = tokens[p - 1], tokens[min(p + 1, len(tokens) - 1)]
     if before.is_word() and not before.is_word("else", "do"):  # x++, y->x++
         return tokens[p - 2].is_op("->")

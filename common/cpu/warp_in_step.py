@@ -1,4 +1,4 @@
-"""Statements that are right only if the threads of a warp execute each instruction together.
+"""Find statements that are right only if the threads of a warp execute each instruction together.
 
 Code for GPUs before Volta ends a reduction without waiting,
 
@@ -6,8 +6,8 @@ Code for GPUs before Volta ends a reduction without waiting,
     v[t] += v[t + 16];
     v[t] += v[t + 8];  // reads what another thread wrote one line above
 
-which no GPU since promises to work. Here each thread runs on alone, and the result is another. The
-second such statement notes its line when it is executed, and the program names it at its end.
+which no GPU since guarantees to work. Here each thread runs on alone, so the result differs. The
+second such statement records its line when it is executed, and the program names it at its end.
 """
 
 from collections.abc import Sequence, Set
@@ -20,12 +20,12 @@ _BEGINS_CODE = ("__global__", "__device__")
 
 
 def edit(stream: Stream, names: Set[str]) -> None:
-    """Let such statements in device code call `cudacpu::warp_in_step`.
+    """Make such statements in device code call `cudacpu::warp_in_step`.
 
-    names: what is volatile, by waiting_loops.volatile_names.
+    names: volatile variables, by waiting_loops.volatile_names.
     """
     tokens = stream.tokens
-    earlier: set[str] = set()  # what a statement has exchanged, and no wait has followed
+    earlier: set[str] = set()  # arrays exchanged by a statement without a later wait
     for p, token in enumerate(tokens):
         if not token.is_word():
             continue
@@ -38,8 +38,8 @@ def edit(stream: Stream, names: Set[str]) -> None:
 
 
 def _exchanges(tokens: Sequence[Token], p: int) -> bool:
-    """Return whether a statement begins at p that assigns to an element and reads another one of
-    it."""
+    """Return True if a statement that assigns to an element and reads another one of it begins at
+    p."""
     if not (tokens[p - 1].is_op(";", "{", "}", ")") or tokens[p - 1].is_word("else")):
         return False
     if not is_op_at(tokens, p + 1, "["):

@@ -36,7 +36,7 @@ inline Sizes check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, boo
           static_cast<float>(1 / std::sqrt(static_cast<double>(D))), causal};
 }
 
-// Whether rows of D elements can be loaded four elements at a time.
+// True if rows of D elements can be loaded four elements at a time.
 inline bool is_wide(const Sizes& n, std::initializer_list<const Tensor*> tensors) {
   bool wide = n.D % 4 == 0;
   for (const Tensor* t : tensors) wide = wide && is_aligned(*t, 4 * t->element_size());
@@ -67,7 +67,7 @@ struct alignas(4 * sizeof(T)) Four {
   T at[4];
 };
 
-// Loads rows [0, rows) of a matrix (…, D) into `tile`, as fp32; zeros beyond `rows` and beyond D.
+// Load rows [0, rows) of a matrix (…, D) into `tile`, as fp32; zeros beyond `rows` and beyond D.
 // wide: D and the address allow loads of four elements.
 template <int HEIGHT, int WIDTH, typename T>
 __device__ void load_tile(float (&tile)[HEIGHT][WIDTH], const T* from, int64_t rows, int D,
@@ -165,7 +165,7 @@ __device__ inline void store_scores(ScoreTile& s, const float (&mine)[TM][TN]) {
   }
 }
 
-// Which of the tile's rows, from i0, see which of its keys, from j0.
+// The keys of a tile, from j0, that each of its rows, from i0, attends to.
 struct Window {
   int rows, keys, ahead;  // row i sees key j if j <= i + ahead
 
@@ -179,7 +179,7 @@ struct Window {
   __device__ bool is_open() const { return rows == BM && keys == BN && ahead >= BN - 1; }
 };
 
-// Calls f(r, c) for each of this thread's elements that the window hides.
+// Call f(r, c) for each of this thread's elements that the window hides.
 template <typename F>
 __device__ void for_hidden(const Window& window, F f) {
   const int tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE;
@@ -308,8 +308,8 @@ __global__ void __launch_bounds__(THREADS, DP <= 64 ? 2 : 1)
   }
 }
 
-// The same with one warp per row and no shared memory, for GPUs on which the tiles do not fit. Lane
-// l has columns l, l + 32, … of the row.
+// The same algorithm with one warp per row and no shared memory, for GPUs on which the tiles do not
+// fit. Lane l has columns l, l + 32, … of the row.
 constexpr int ROWS_PER_BLOCK = THREADS / 32;
 
 template <typename T>

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-// Refuses dtypes other than these, other numbers of columns D, shapes that do not fit together,
-// tensors that are not contiguous or whose addresses are no multiples of 16 bytes, and so many rows
-// that sums of two positions do not fit into 32 bits.
+// Refuse dtypes other than these, other numbers of columns D, shapes that do not fit together,
+// tensors that are not contiguous or whose addresses are not multiples of 16 bytes, and numbers of
+// rows for which sums of two positions do not fit into 32 bits.
 inline void check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                             std::initializer_list<ScalarType> dtypes,
                             std::initializer_list<int64_t> columns) {

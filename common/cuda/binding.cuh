@@ -1,4 +1,4 @@
-// Binds a launcher to PyTorch, and lets it say that another kernel did the work.
+// Bind a launcher to PyTorch, and let it report that another kernel did the work.
 #pragma once
 
 #include <mutex>
@@ -6,7 +6,7 @@
 
 #include "common/cuda/torch.cuh"
 
-// Registers the function `name` as torch.ops.<day>.<name>: its schema and its implementation for
+// Register the function `name` as torch.ops.<day>.<name>: its schema and its implementation for
 // tensors on the GPU. One line per rung, at the end of the file:
 //
 //   RUNG(day05, softmax_v2_online, "(Tensor x) -> Tensor");
@@ -19,7 +19,7 @@
   }                                         \
   static_assert(true, "a RUNG ends with a semicolon")
 
-// The same of a launcher that takes tensors on the host, and copies them itself.
+// The same for a launcher that takes tensors on the host, and copies them itself.
 #define HOST_RUNG(day, name, schema)       \
   STABLE_TORCH_LIBRARY_FRAGMENT(day, m) {  \
     m.def(#name schema);                   \
@@ -29,7 +29,8 @@
   }                                        \
   static_assert(true, "a HOST_RUNG ends with a semicolon")
 
-// What the last launcher said by fell_back(); autograd calls launchers on threads of its own.
+// The last launcher's arguments of fell_back(), per thread: autograd calls launchers on other
+// threads.
 struct Fallback {
   std::mutex lock;
   std::string text;
@@ -40,7 +41,7 @@ inline Fallback& last_fallback() {
   return last;
 }
 
-// A launcher that hands its work to another rung's kernel says to which, and why:
+// A launcher that passes its work to another rung's kernel reports the kernel and the reason:
 //
 //   fell_back("softmax_v2_online", "a row that does not fit into registers");
 //

@@ -1,11 +1,11 @@
-// What the GPU lacks, said before a launch: the report then shows the rung as SKIP, with the
-// reason.
+// Refusals before a launch, if the GPU lacks something: the report then shows the rung as SKIP,
+// with the reason.
 #pragma once
 
 #include "common/cuda/tensor.cuh"
 
-// Where kernels may use mma.sync of 16×8×16 and cp.async. For older cards they are compiled without
-// a body, and their launchers refuse the card.
+// Defined if kernels may use mma.sync of 16×8×16 and cp.async. For older cards they are compiled
+// without a body, and their launchers refuse the card.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 #define HAS_BF16_MMA
 #endif
@@ -30,7 +30,7 @@ inline bool has_capability(int major, int minor) {
 // A launcher calls these two first, after its DeviceGuard. common/check/lacks.py knows the words
 // "this card lacks", with which the message begins.
 
-// Refuses a GPU of less than this compute capability:
+// Refuse a GPU of less than this compute capability:
 //
 //   require_capability(8, 0, "cp.async");
 //   this card lacks cp.async: it needs compute capability 8.0, the card has 7.5
@@ -41,14 +41,14 @@ inline void require_capability(int major, int minor, const char* feature) {
                   ".", has % 10);
 }
 
-// Refuses every GPU but those of compute capability 9.0: later ones have other instructions.
+// Refuse every GPU but those of compute capability 9.0: later ones have other instructions.
 inline void require_wgmma() {
   const int has = compute_capability();
   STD_TORCH_CHECK(has == 90, "this card lacks wgmma: it needs compute capability 9.0, the ",
                   "card has ", has / 10, ".", has % 10);
 }
 
-// Refuses a GPU whose blocks cannot have so much shared memory:
+// Refuse a GPU whose blocks cannot have so much shared memory:
 //
 //   require_shared_memory(sizeof(Tiles<128>), "a tile of 128");
 //   this card lacks shared memory for a tile of 128: it needs 156672 bytes per block, the card has

@@ -59,7 +59,7 @@ __device__ Chunk<T, N> load_whole(const Chunk<T, N>* from) {
   return load_raw(from).chunk();
 }
 
-// Calls f with the elements per chunk, as a constant: 16 bytes if rows of `cols` elements have
+// Call f with the elements per chunk, as a constant: 16 bytes if rows of `cols` elements have
 // whole chunks and all tensors are aligned to them, else 1. A null tensor is one that is not given.
 template <typename T, typename F>
 void dispatch_chunk(int64_t cols, std::initializer_list<const Tensor*> tensors, F&& f) {

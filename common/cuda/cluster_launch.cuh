@@ -5,7 +5,7 @@
 #include "common/cuda/shared_memory.cuh"
 #include "common/cuda/tensor.cuh"
 
-// Launches kernel(arguments...) with `grid` blocks, a multiple of `cluster`, the number of blocks
+// Launch kernel(arguments...) with `grid` blocks, a multiple of `cluster`, the number of blocks
 // per cluster: a power of two up to 16. More than 8 are not portable, and allowed here. The kernel
 // may have `shared_bytes` of dynamic shared memory, more than 48 KB too.
 template <typename... Parameters, typename... Arguments>

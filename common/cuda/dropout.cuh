@@ -12,7 +12,7 @@ namespace dropout {
 constexpr int GROUP = 8;           // elements of four random words
 constexpr int64_t STEPS = 65'536;  // values of 16 random bits, and steps of p
 
-// What a call draws from: the seed, and how many calls came before.
+// The source of a call's random numbers: the seed, and the number of earlier calls.
 struct State {
   uint64_t seed, step;
 };

@@ -23,12 +23,12 @@ constexpr int BM = WARPS * M * 16;  // rows of q per block
 constexpr int BN = 64;              // keys per tile
 constexpr float LOG2_E = 1.44269504f;
 
-// Where the heads of a tensor (B, H, rows, D) are, in elements; the last dimension is contiguous.
+// Strides of the heads of a tensor (B, H, rows, D), in elements; the last dimension is contiguous.
 struct Strides {
   int64_t batch, head, row;
 };
 
-// Everything that the kernel gets beside the type of the elements.
+// All arguments of the kernel except the type of the elements.
 struct Arguments {
   const void *q, *k, *v;
   void* o;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void multiply_values(float (&o)[M][D / 8][4], const S
   }
 }
 
-// -inf for keys behind the end and behind the diagonal.
+// -inf for keys after the end and after the diagonal.
 __device__ __forceinline__ void mask(Scores& s, int i0, int j0, const Arguments& n) {
   const int keys = n.T - j0, diagonal = i0 + n.ahead + 1 - j0;
   for_rows([&](int m, int h, int row) {

@@ -1,5 +1,5 @@
-// What a launcher queries or sets of a kernel: how many of its blocks are resident at one time, and
-// permission for more shared memory or larger clusters than any GPU has. It stays the same for as
+// Queries and settings of a kernel: the number of its blocks that are resident at one time, and
+// permission for more shared memory or larger clusters than any GPU has. They stay the same for as
 // long as the process runs, so each thread does it once per kernel and GPU, not in each call.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 enum class About { ATTRIBUTE, BLOCKS, CLUSTERS };
 
-// What this thread remembers about a kernel on the current GPU; 0 where it has not queried it yet.
+// This thread's cached value for a kernel on the current GPU; 0 if it has not been queried yet.
 template <typename Kernel>
 int& remembered(About about, Kernel kernel, int64_t a, int64_t b = 0, int64_t c = 0) {
 #ifdef CUDA_ON_CPU
@@ -25,7 +25,7 @@ int& remembered(About about, Kernel kernel, int64_t a, int64_t b = 0, int64_t c 
 #endif
 }
 
-// Raises an attribute of a kernel to at least this value.
+// Raise an attribute of a kernel to at least this value.
 template <typename Kernel>
 void raise_attribute(Kernel kernel, cudaFuncAttribute attribute, int value) {
   int& reached = remembered(About::ATTRIBUTE, kernel, attribute);

@@ -1,4 +1,4 @@
-// What a launcher and a kernel need around TMA: a matrix's tensor map, a place for tiles. Taught in
+// Helpers for TMA in a launcher and a kernel: a matrix's tensor map, a place for tiles. Taught in
 // day 55.
 #pragma once
 
@@ -40,7 +40,7 @@ ptx::TensorMap matrix_map(const Tensor& t, const char* name, int64_t box_rows, i
       {.sizes = {cols, rows}, .strides = {pitch}, .box = {box_cols, box_rows}, .swizzle = swizzle});
 }
 
-// Refuses a tensor to store to whose rows are no multiple of 16 bytes: TMA stores whole pieces of
+// Refuse a tensor to store to whose rows are not multiples of 16 bytes: TMA stores whole pieces of
 // 16 bytes, so a row that ends within one would overwrite the next row.
 inline void check_row_bytes(const Tensor& t, const char* name) {
   const int64_t bytes = t.size(-1) * static_cast<int64_t>(t.element_size());

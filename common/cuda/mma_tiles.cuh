@@ -29,7 +29,7 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
   return row * D + (chunk ^ row % 8) * CHUNK;
 }
 
-// Starts the copy of rows [0, ROWS) of a matrix into `tile`, by all THREADS threads of the block;
+// Start the copy of rows [0, ROWS) of a matrix into `tile`, by all THREADS threads of the block;
 // the caller commits and waits. Rows from `rows` on become zeros. stride: elements from row to row;
 // it and the address of `from` must be multiples of 16 bytes.
 template <int ROWS, int D, int THREADS, typename T>
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_a(uint32_t (&a)[4], const T* tile, int row,
   ptx::ldmatrix_x4(a, tile + swizzled<D>(row + lane % 16, col / CHUNK + lane / 16));
 }
 
-// The same of the transposed tile: a[m][k] is element (k0 + k, m0 + m) of the tile.
+// The same for the transposed tile: a[m][k] is element (k0 + k, m0 + m) of the tile.
 template <int D, typename T>
 __device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], const T* tile, int k0, int m0) {
   const int lane = threadIdx.x % 32;

@@ -1,10 +1,10 @@
-// How many multiprocessors the GPU has (taught in day 2), and the grid that fills them (day 16).
+// The number of the GPU's multiprocessors (taught in day 2), and the grid that fills them (day 16).
 #pragma once
 
 #include "common/cuda/kernel_queries.cuh"
 #include "common/cuda/tensor.cuh"
 
-// Those of the GPU that `on` lives on; on the CPU backend, of the card that it plays.
+// The number for the GPU of `on`; on the CPU backend, for the card that it simulates.
 inline int multiprocessor_count(const Tensor& on) {
   int count = 0;
   check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_index(on)),

@@ -17,17 +17,17 @@ inline int64_t shared_limit(const Tensor& on) {
 }
 
 // Dynamic shared memory that is accessed by 16 bytes is declared __align__(128), so that a sector
-// of 32 bytes is one part of it (day 76). Behind a kernel's own arrays, up to so many bytes stay
+// of 32 bytes is one part of it (day 76). After a kernel's own arrays, up to this many bytes stay
 // free.
 constexpr int SHARED_ALIGNMENT = 128;
 
-// Whether the GPU of `on` has so many bytes of dynamic shared memory for a block of a kernel whose
-// own arrays have `own` bytes.
+// Return true if the GPU of `on` has `dynamic` bytes of dynamic shared memory for a block of a
+// kernel whose own arrays have `own` bytes.
 inline bool shared_memory_fits(const Tensor& on, int64_t own, int64_t dynamic) {
   return own + SHARED_ALIGNMENT + dynamic <= shared_limit(on);
 }
 
-// Lets a kernel be launched with so many bytes of dynamic shared memory. Without it 48 KB is the
+// Let a kernel be launched with this many bytes of dynamic shared memory. Without it 48 KB is the
 // limit.
 template <typename Kernel>
 void allow_shared(Kernel kernel, int64_t bytes) {

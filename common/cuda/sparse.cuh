@@ -16,7 +16,7 @@ inline const check& check_floats(const check& floats, int64_t rank = 1) {
   return floats.on_gpu().dtype({ScalarType::Float}).rank(rank).contiguous();
 }
 
-// Refuses arrays with more elements than their indices can count.
+// Refuse arrays with more elements than their indices can count.
 inline void check_reach(const Tensor& t, const char* name, const Tensor& indices) {
   STD_TORCH_CHECK(indices.scalar_type() == ScalarType::Long || t.numel() <= 2147483647, name,
                   ": has ", t.numel(), " elements, more than int32 indices reach; use int64");
@@ -31,7 +31,7 @@ inline void check_csr(const Tensor& row_ptr, const Tensor& col, const Tensor& va
   check_reach(col, "col", row_ptr);
 }
 
-// Calls f with a value of the C++ type of the indices:
+// Call f with a value of the C++ type of the indices:
 //   dispatch_index(col, [&](auto zero) { using Index = decltype(zero); kernel<Index><<<...>>>(...);
 //   });
 template <typename F>
@@ -40,7 +40,7 @@ void dispatch_index(const Tensor& indices, F&& f) {
   f(int64_t{});
 }
 
-// Whether `index` is in [0, size). A negative one is huge as an unsigned number.
+// Return true if `index` is in [0, size). A negative one is huge as an unsigned number.
 __device__ inline bool is_index(int64_t index, int64_t size) {
   return static_cast<uint64_t>(index) < static_cast<uint64_t>(size);
 }

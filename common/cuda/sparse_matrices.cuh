@@ -12,7 +12,7 @@ struct Csr {
   const float* value;    // (nnz,)
   int64_t rows, cols, nnz;
 
-  // Where row r begins, and r - 1 ends. In [0, nnz] whatever row_ptr holds.
+  // The begin of row r, and end of r - 1. Within [0, nnz] for any row_ptr.
   __device__ int64_t start(int64_t r) const {
     const int64_t at = row_ptr[r];
     return at < 0 ? 0 : at < nnz ? at : nnz;
@@ -34,7 +34,7 @@ struct Coo {
   int64_t rows, cols, nnz;
 };
 
-// What an entry contributes to its row: nothing, if its column does not exist.
+// The contribution of an entry to its row: 0 if its column does not exist.
 __device__ inline float product(float value, int64_t col, const float* x, int64_t cols) {
   return is_index(col, cols) ? value * x[col] : 0.0f;
 }
@@ -60,7 +60,7 @@ __device__ float ell_row_sum(const Ell<Index>& a, int64_t row, const float* __re
   return sum;
 }
 
-// The sum of a segment's values up to the own lane. Bit l of heads says that a segment begins in
+// The sum of a segment's values up to the own lane. Bit l of heads is set if a segment begins in
 // lane l; bit 0 is set. All 32 lanes must call it.
 __device__ inline float segmented_scan(float sum, unsigned heads) {
   const int lane = threadIdx.x % 32;
@@ -74,7 +74,7 @@ __device__ inline float segmented_scan(float sum, unsigned heads) {
 
 constexpr int COO_PER_WARP = 256;  // entries: the loop below runs twice
 
-// Adds to y the entries [COO_PER_WARP · warp, COO_PER_WARP · (warp + 1)): one atomic for each row
+// Add to y the entries [COO_PER_WARP · warp, COO_PER_WARP · (warp + 1)): one atomic for each row
 // among 32 of them. All 32 lanes must call it.
 template <typename Index>
 __device__ void coo_add_warp(const Coo<Index>& a, int64_t warp, const float* __restrict__ x,

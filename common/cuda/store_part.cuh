@@ -8,7 +8,7 @@
 // A part is 64 × 64 elements, in the swizzle of 128 bytes: the box of the tensor map to store to.
 constexpr int PART = 64, PART_BYTES = PART * 128;
 
-// Stores 64 columns of a warpgroup's 64 rows, sums[0 … 31] of each thread as wgmma leaves them. All
+// Store 64 columns of a warpgroup's 64 rows, sums[0 … 31] of each thread as wgmma leaves them. All
 // of its threads call it. Parts go through BUFFERS buffers in turn; `turn` counts them. barrier:
 // one of the block's named barriers, for the warpgroup alone. store(buffer): starts TMA's store, in
 // thread 0, which later waits by ptx::bulk_wait_read for the last ones.

@@ -1,4 +1,4 @@
-// What a launcher needs of PyTorch: tensors and their checks, the current stream, launch errors.
+// A launcher's interface to PyTorch: tensors and their checks, the current stream, launch errors.
 //
 // PyTorch's stable ABI (torch/csrc/stable) instead of torch/extension.h: a day builds in seconds,
 // and a built library works with later versions of torch. Taught in days 6 and 12.
@@ -22,8 +22,8 @@ constexpr T ceil_div(T count, T size) {
   return (count + size - 1) / size;
 }
 
-// The number of blocks for a one-dimensional grid, which CUDA limits to 2^31 - 1. (Of a negative
-// number, the launch says more on the CPU backend.)
+// The number of blocks for a one-dimensional grid, which CUDA limits to 2^31 - 1. (For a negative
+// number, the CPU backend's launch has a better message.)
 inline unsigned grid_size(int64_t blocks, const char* argument) {
 #ifndef CUDA_ON_CPU
   STD_TORCH_CHECK(blocks >= 0, "a grid of ", blocks, " blocks: did a size overflow?");
@@ -33,7 +33,8 @@ inline unsigned grid_size(int64_t blocks, const char* argument) {
   return static_cast<unsigned>(blocks);
 }
 
-// How many blocks a grid may have along y: fewer on the small card that the CPU backend can play.
+// The limit on blocks of a grid along y: smaller on the small card that the CPU backend can
+// simulate.
 inline int64_t max_grid_y() {
 #ifdef CUDA_ON_CPU
   return cudacpu::max_grid_y();
@@ -55,8 +56,8 @@ inline void check_cuda(cudaError_t code, const char* what) {
   STD_TORCH_CHECK(code == cudaSuccess, what, ": ", cudaGetErrorString(code));
 }
 
-// What a GPU allows, behind the error of a launch that it refused; it does not say which size was
-// wrong. The CPU backend's own words do.
+// The limits of a GPU, appended to the error of a launch that it refused, which does not name the
+// wrong size. The CPU backend's own message does.
 inline std::string launch_limits([[maybe_unused]] cudaError_t code) {
 #ifndef CUDA_ON_CPU
   if (code == cudaErrorInvalidConfiguration)
@@ -93,7 +94,7 @@ inline cudaStream_t current_stream([[maybe_unused]] const Tensor& t) {
 }
 
 // The number of the tensor's GPU, for the runtime API. On the CPU backend it is 0, unless a check
-// of the launcher plays a second one.
+// of the launcher simulates a second one.
 inline int device_index(const Tensor& t) {
 #ifdef CUDA_ON_CPU
   return cudacpu::device_of(t.const_data_ptr());
@@ -102,7 +103,7 @@ inline int device_index(const Tensor& t) {
 #endif
 }
 
-// Makes the tensor's GPU the current one until the end of the scope. It is nearly always that
+// Make the tensor's GPU the current one until the end of the scope. It is nearly always that
 // already; then nothing is set, which costs a launcher the least. For a tensor on the host, which a
 // check refuses, it does nothing.
 class DeviceGuard {
@@ -265,8 +266,8 @@ T* mutable_data(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
-// Whether the first element lies on a multiple of `bytes`. PyTorch's own allocations do; a slice
-// such as x[1:] need not, and a wide load from it would fault.
+// Return true if the first element lies on a multiple of `bytes`. PyTorch's own allocations do; a
+// slice such as x[1:] need not, and a wide load from it would fault.
 inline bool is_aligned(const Tensor& t, size_t bytes) {
   return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % bytes == 0;
 }
@@ -285,7 +286,7 @@ inline Tensor allocate(const Tensor& on, torch::headeronly::IntHeaderOnlyArrayRe
   return Tensor(made);
 }
 
-// The same with the shape and the dtype of x; where x is not contiguous, with its order of strides.
+// The same with the shape and the dtype of x; if x is not contiguous, with its order of strides.
 inline Tensor allocate_like(const Tensor& x) {
   return x.is_contiguous() ? allocate(x, x.sizes()) : torch::stable::empty_like(x);
 }
@@ -304,7 +305,7 @@ inline Tensor allocate_zeros(const Tensor& on, torch::headeronly::IntHeaderOnlyA
   return zeros;
 }
 
-// Calls f with a value of the C++ type of t's dtype, so that f can launch the kernel for that type:
+// Call f with a value of the C++ type of t's dtype, so that f can launch the kernel for that type:
 //   dispatch_floating(x, [&](auto zero) { using T = decltype(zero); kernel<T><<<...>>>(...); });
 template <typename F>
 void dispatch_floating(const Tensor& t, F&& f) {
@@ -320,9 +321,9 @@ void dispatch_floating(const Tensor& t, F&& f) {
   }
 }
 
-// What most launchers do around their <<<>>>: makes an output like x, on x's GPU, and returns it.
-// Unless it has no elements (a grid of no blocks is an error), it first calls launch(zero, out),
-// with a value of the C++ type of x's dtype and the output's elements, and checks the launch:
+// The common part of most launchers: make an output like x, on x's GPU, and return it.
+// Unless it has no elements (a grid of no blocks is an error), first call launch(zero, out),
+// with a value of the C++ type of x's dtype and the output's elements, and check the launch:
 //   return output_like(x, "softmax", [&](auto zero, auto* y) {
 //     using T = decltype(zero);
 //     softmax_kernel<T><<<...>>>(data<T>(x), y, ...);

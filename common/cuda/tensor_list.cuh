@@ -28,7 +28,7 @@ struct TensorTable {
 // The last tensor that begins at this block or before, by a binary search.
 template <typename Slot>
 __device__ int tensor_of(const TensorTable<Slot>& table, int block) {
-  int low = 0, high = table.count;  // begins[low] <= block < begins[high], where there is a high
+  int low = 0, high = table.count;  // begins[low] <= block < begins[high], if high exists
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     (table.begins[middle] <= block ? low : high) = middle;
@@ -36,7 +36,7 @@ __device__ int tensor_of(const TensorTable<Slot>& table, int block) {
   return low;
 }
 
-// Calls launch(table, blocks) for each LISTED slots, and for the rest; a block has `chunk` elements
+// Call launch(table, blocks) for each LISTED slots, and for the rest; a block has `chunk` elements
 // of one tensor. Every slot has elements. name: of the list, for messages.
 template <typename Slot, typename F>
 void for_tables(const std::vector<Slot>& slots, int64_t chunk, const char* name, F&& launch) {

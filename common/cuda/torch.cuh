@@ -1,8 +1,8 @@
 // PyTorch's stable ABI, included so that it compiles fast: as plain host code.
 //
-// Where __CUDACC__ is defined, torch/headeronly/util/complex.h includes <thrust/complex.h>, which
+// If __CUDACC__ is defined, torch/headeronly/util/complex.h includes <thrust/complex.h>, which
 // takes nvcc as long as all other headers together, once per architecture and once for the host.
-// Where __F16C__ is defined, Half.h includes <immintrin.h>: a second of g++'s time, and a quarter
+// If __F16C__ is defined, Half.h includes <immintrin.h>: a second of g++'s time, and a quarter
 // of the precompiled headers of the CPU backend. No launcher uses either, so PyTorch's headers do
 // not see these macros. Its number types (c10::Half …) are for host code here.
 #pragma once

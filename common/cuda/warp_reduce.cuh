@@ -20,7 +20,7 @@ __device__ T warp_sum(T value) {
   return warp_reduce(value, [](T a, T b) { return a + b; });
 }
 
-// NaN is no number to fmaxf, which returns the other argument.
+// fmaxf ignores a NaN and returns the other argument.
 __device__ inline float warp_max(float value) {
   return warp_reduce(value, [](float a, float b) { return fmaxf(a, b); });
 }

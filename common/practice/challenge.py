@@ -1,4 +1,4 @@
-"""An exercise of a day, as a file of the learner's and the day that is checked with it."""
+"""Represent an exercise of a day: the learner's file, and the day that is checked with it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from common.report.files import write_atomically
 
 @dataclass(frozen=True)
 class State:
-    """Where the learner's file stands. place: where to go on, "file:line". open: what keeps it from
-    being solved whatever the checks say, "" if nothing does. notes: what else is to be said."""
+    """The state of the learner's file. place: where to continue, "file:line". open: why it is
+    unsolved regardless of the checks, "" if nothing is open. notes: further messages."""
 
     place: str
     open: str = ""
@@ -43,9 +43,9 @@ class State:
 
 @dataclass(frozen=True)
 class Challenge(abc.ABC):
-    """name: of the step, "debug" or "speed". file: what the learner edits. original: the day's
-    source that it stands for. start: its text at the beginning. rungs: those that it matters to, ()
-    for all of the day."""
+    """An exercise. name: of the step, "debug" or "speed". file: the learner's file. original: the
+    day's source that it replaces. start: its initial text. rungs: those that it affects, () for all
+    of the day."""
 
     day: Day
     name: str
@@ -58,16 +58,16 @@ class Challenge(abc.ABC):
 
     @abc.abstractmethod
     def state(self) -> State:
-        """Read the learner's file. Raises ExerciseError where the exercise is not in it any more,
-        OSError where it cannot be read."""
+        """Read the learner's file. Raise ExerciseError if it no longer contains the exercise,
+        OSError if it cannot be read."""
 
     @abc.abstractmethod
     def explanation(self) -> list[str]:
-        """Return what there is to say once it is solved."""
+        """Return the explanation that is shown once it is solved."""
 
     @property
     def text(self) -> str:
-        """Return the text of the learner's file. Raises OSError, or ExerciseError where it is no
+        """Return the text of the learner's file. Raise OSError, or ExerciseError if it is not
         text."""
         try:
             return self.file.read_text(encoding="utf-8")
@@ -81,24 +81,24 @@ class Challenge(abc.ABC):
 
     @property
     def answer(self) -> tuple[str, str]:
-        """Return the file that `--solution` compares with: what it is called, and its text."""
+        """Return the name and the text of the file that `--solution` compares with."""
         return shown(self.original), self.original.read_text(encoding="utf-8")
 
     def begin(self) -> bool:
-        """Write the file where there is none; True where it did. Raises ResultsError."""
+        """Write the file if it is missing; return True if it was. Raise ResultsError."""
         if self.file.exists():
             return False
         write_atomically(self.file, self.start)
         return True
 
     def reset(self) -> Path | None:
-        """Begin anew; returns where the old file is kept, None where there was none."""
+        """Restart the exercise; return the path of the kept old file, None if there was none."""
         kept = self.keep()
         self.begin()
         return kept
 
     def keep(self) -> Path | None:
-        """Move the learner's file aside; returns where to, None where there is none."""
+        """Rename the learner's file; return the new path, None if there is no file."""
         if not self.file.exists():
             return None
         names = (
@@ -110,15 +110,15 @@ class Challenge(abc.ABC):
         return kept
 
     def day_to_run(self) -> Day:
-        """Return the day with the learner's file in place of its source, as far as its rungs need
-        it."""
+        """Return the day with the learner's file in place of its source, reduced to the rungs'
+        needs."""
         return linked_for(self.day.with_source(self.original, self.file), self.rungs)
 
 
 @dataclass(frozen=True)
 class WriteChallenge(Challenge):
-    """Some lines of the day's source are taken out, for the learner to write. solved: the file with
-    them filled in as the day does."""
+    """An exercise to write some lines, which are missing from the day's source. solved: the file
+    with the day's lines."""
 
     step: Step
     solved: str
@@ -130,7 +130,7 @@ class WriteChallenge(Challenge):
             untouched = same_code(text, self.start, self.step)
             around = changed_around(self.start, text, self.step)
         except UnreadableError:
-            return State(shown(self.file))  # the compiler explains it
+            return State(shown(self.file))  # the compiler reports it
         except ExerciseError as error:
             raise ExerciseError(
                 f"{shown(self.file)}: {error}; {self.command} --reset begins anew "
@@ -153,8 +153,8 @@ class WriteChallenge(Challenge):
 
 
 def write_challenge(day: Day, root: Path, step: Step) -> WriteChallenge:
-    """Return the exercise to write a step. Raises ExerciseError where its lines cannot be found,
-    OSError where the source cannot be read."""
+    """Return the exercise to write a step. Raise ExerciseError if its lines cannot be found,
+    OSError if the source cannot be read."""
     source = source_of(day, step)
     rungs = rungs_to_check(day, source, step)
     original, text = _reduced(day, source, rungs)
@@ -173,13 +173,13 @@ def write_challenge(day: Day, root: Path, step: Step) -> WriteChallenge:
 
 
 def _reduced(day: Day, source: Path, rungs: Sequence[str]) -> tuple[Path, str]:
-    """Return the file that a step's file stands in for, and its text without what is not checked.
-    source: of the step. One in a header gets the .cu file that includes it, with it in it."""
+    """Return the file that a step's file replaces, and its text without unchecked parts. source: of
+    the step. A header is inlined into the .cu file that includes it, which is then replaced."""
     if source.suffix == ".py":
         text = source.read_text(encoding="utf-8")
         return source, excerpt_of(text, {*rungs, *imported_from(day, source)})
     outlines = outlines_of(day)
-    if source not in outlines:  # of another build, as a .cpp
+    if source not in outlines:  # of another build, such as a .cpp
         return source, source.read_text(encoding="utf-8")
     original, text, inside = source, outlines[source].code.source, [source]
     if source.suffix == ".cuh":
@@ -190,13 +190,13 @@ def _reduced(day: Day, source: Path, rungs: Sequence[str]) -> tuple[Path, str]:
     in_modules = all(path.suffix == ".py" for path in day.other_sources)
     bound = {name for read in outlines.values() for name in read.operators}
     if not in_modules or not rungs or not bound.issuperset(rungs):
-        return original, text  # it is not known what is built of it
+        return original, text  # it is unknown which parts are built
     return original, excerpt(outlines, original, rungs)
 
 
 def including(day: Day, header: Path) -> tuple[Path, list[Path]]:
-    """Return the first .cu file of the day that includes a header of its folder, and with it all
-    headers there through which it does. Raises ExerciseError where none does."""
+    """Return the first .cu file of the day that includes a header of its folder, and all headers on
+    the way, with that file first. Raise ExerciseError if none does."""
     for source in day.library_sources:
         if header.resolve() in sources_of(source):
             through = [h for h in own_headers(source) if header.resolve() in sources_of(h)]
@@ -205,16 +205,16 @@ def including(day: Day, header: Path) -> tuple[Path, list[Path]]:
 
 
 def rungs_to_check(day: Day, source: Path, step: Step) -> tuple[str, ...]:
-    """Return the rungs that a step matters to: those that it names, or that use its function; ()
-    for all. On a day whose rungs are built in ways of their own, it has to name them."""
+    """Return the rungs that a step affects: those that it names, or that use its function; () for
+    all. A day with custom builds has to name them."""
     if step.rungs or day.other_sources:
         return step.rungs
     return tuple(rungs_that_use(outlines_of(day), source, step.function))
 
 
 def rungs_that_reach(day: Day, source: Path, function: str) -> tuple[str, ...]:
-    """Return the rungs that use a function of this .cu file; on a day whose rungs are built in ways
-    of their own, those that its steps in CUDA name, () for all where one names none."""
+    """Return the rungs that use a function of this .cu file; on a day with custom builds, those
+    that its steps in CUDA name, () for all if one names none."""
     if day.other_sources:
         named = [step.rungs for step in day.steps if not in_python(step)]
         return tuple(dict.fromkeys(rung for rungs in named for rung in rungs if all(named)))
@@ -222,7 +222,7 @@ def rungs_that_reach(day: Day, source: Path, function: str) -> tuple[str, ...]:
 
 
 def source_of(day: Day, step: Step) -> Path:
-    """Return the file that the step's function stands in. Raises ExerciseError."""
+    """Return the file that contains the step's function. Raise ExerciseError."""
     if not step.source:
         return day.source
     modules = [path for path in day.modules if path.name != "day.py"]
@@ -235,7 +235,7 @@ def source_of(day: Day, step: Step) -> Path:
 
 
 def _differing(numbers: Sequence[int]) -> str:
-    """Return "line 5 differs", "lines 3 to 9 differ"."""
+    """Return "line 5 differs" or "lines 3 to 9 differ"."""
     first, last = numbers[0], numbers[-1]
     if first == last:
         return f"line {first} differs"
@@ -243,7 +243,7 @@ def _differing(numbers: Sequence[int]) -> str:
 
 
 def shown(path: Path) -> str:
-    """Return the path as the learner types it: relative to where they are, if it lies below."""
+    """Return the path as the learner types it: relative to the working directory if inside."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

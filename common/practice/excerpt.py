@@ -1,4 +1,4 @@
-"""A day's source with the code of some rungs alone, as a learner's file holds it."""
+"""Extract from a day's source the code of some rungs, for a learner's file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from common.practice.mutants.outline import Outline, reached_together
 
 
 def excerpt(outlines: Mapping[Path, Outline], source: Path, rungs: Sequence[str]) -> str:
-    """Return a source with what these rungs use, and what other files need of it; of the comments,
-    those that belong to what is left.
+    """Return a source with the code that these rungs use, and that other files need; only comments
+    that belong to this code remain.
 
     outlines: of all files that are linked together, see `outlines_of`.
     """
     read = outlines[source]
-    # Other sources are linked as they are; of headers, what is reached counts.
+    # Other sources are linked completely; of headers, only reached code counts.
     kept = set(with_backward(outlines, rungs))
     reached = reached_together(outlines, kept)
     others = {
@@ -51,8 +51,8 @@ def excerpt(outlines: Mapping[Path, Outline], source: Path, rungs: Sequence[str]
 
 
 def _comments_from(tokens: Sequence[Token], first: int) -> int:
-    """Return where the comments above the token at `first` begin; one behind other code is that
-    code's."""
+    """Return the index where the comments above the token at `first` begin; one that follows other
+    code on its line belongs to that code."""
     begin = first
     while begin > 0 and not tokens[begin - 1].is_code and not tokens[begin - 1].directive:
         begin -= 1
@@ -62,7 +62,7 @@ def _comments_from(tokens: Sequence[Token], first: int) -> int:
 
 
 def _line_to(tokens: Sequence[Token], last: int) -> int:
-    """Return the place behind the token at `last`, and behind a comment on its line."""
+    """Return the index after the token at `last`, and after a comment on its line."""
     end = last + 1
     while end < len(tokens) and tokens[end].kind in ("space", "comment"):
         end += 1

@@ -1,6 +1,6 @@
-"""A step in a source file: where its lines stand, the file without them, what else was changed.
+"""Find a step in a source file: its lines, the file without them, changes elsewhere.
 
-A step's function stands in a .cu file, or in the Python file of a day's Triton or Numba kernels.
+A step's function is in a .cu file, or in the Python file of a day's Triton or Numba kernels.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _WIDTH = 98
 
 
 class ExerciseError(Exception):
-    """The exercise cannot be found in a file; the message says what is missing."""
+    """The exercise cannot be found in a file; the message names the missing part."""
 
 
 class UnreadableError(ExerciseError):
-    """The file cannot be read as code: a bracket is missing, which the compiler explains."""
+    """The file cannot be parsed: a bracket is missing, which the compiler reports."""
 
 
 def place(text: str, step: Step) -> tuple[int, int]:
-    """Return the offsets in `text` of the lines that the learner writes. Raises ExerciseError."""
+    """Return the offsets in `text` of the lines that the learner writes. Raise ExerciseError."""
     begin, end = _body(text, step)
     if step.whole:
         return begin, end
@@ -55,7 +55,7 @@ def place(text: str, step: Step) -> tuple[int, int]:
 
 
 def in_python(step: Step) -> bool:
-    """Return whether the step's function stands in a Python file."""
+    """Return True if the step's function is in a Python file."""
     return step.source.endswith(".py")
 
 
@@ -68,7 +68,7 @@ def _body(text: str, step: Step) -> tuple[int, int]:
 
 
 def _of_python(find: Callable[[str, str], T], text: str, step: Step) -> T:
-    """Call a function of `python_code` for a step's function. Raises ExerciseError."""
+    """Call a function of `python_code` for a step's function. Raise ExerciseError."""
     try:
         return find(text, step.function)
     except SyntaxError as error:
@@ -80,7 +80,7 @@ def _of_python(find: Callable[[str, str], T], text: str, step: Step) -> T:
 
 
 def function_in(text: str, name: str) -> tuple[Code, Function]:
-    """Return the only function of this name in a .cu file, and its code. Raises ExerciseError."""
+    """Return the only function of this name in a .cu file, and its code. Raise ExerciseError."""
     try:
         read = outline(text)
     except TokenError as error:
@@ -93,8 +93,7 @@ def function_in(text: str, name: str) -> tuple[Code, Function]:
 
 
 def returns_value(text: str, name: str) -> bool:
-    """Return whether a function returns something: only `void` before its name says that it does
-    not."""
+    """Return True if a function returns a value: False only if `void` precedes its name."""
     code, function = function_in(text, name)
     for p in range(function.start, function.body):
         if code.code[p].is_word(name):
@@ -121,9 +120,9 @@ def rungs_that_use(outlines: Mapping[Path, Outline], source: Path, function: str
 
 
 def with_backward(outlines: Mapping[Path, Outline], rungs: Sequence[str]) -> list[str]:
-    """Return these rungs and the operators that compute their gradients: with "backward" in a name
-    that is otherwise the rung's, as chain_backward_v1 for chain_v1, or with "gradient" in one that
-    begins as the rung's does, as conv_weight_gradient_v1 for conv_v2."""
+    """Return these rungs and the operators of their gradients: with "backward" in a name that is
+    otherwise the rung's, as chain_backward_v1 for chain_v1, or with "gradient" in one with the same
+    beginning as the rung's, as conv_weight_gradient_v1 for conv_v2."""
     bound = sorted({name for read in outlines.values() for name in read.operators} - {*rungs})
     return [*rungs, *(o for o in bound if _differentiates(o, rungs))]
 
@@ -135,13 +134,13 @@ def _differentiates(operator: str, rungs: Sequence[str]) -> bool:
 
 
 def linked_for(day: Day, rungs: Sequence[str]) -> Day:
-    """Return the day with those of its .cu files alone that these rungs need, and with what they
-    alone build in ways of their own; all of it for ()."""
+    """Return the day with only the .cu files and custom builds that these rungs need; all of it for
+    ()."""
     day = replace(day, only=tuple(rungs))
     try:
         outlines = outlines_of(day)
     except TokenError:
-        return day  # a bracket is missing, which the compiler explains
+        return day  # a bracket is missing, which the compiler reports
     operators = {*with_backward(outlines, rungs)}
     binding = {path for path in day.library_sources if outlines[path].operators & operators}
     needed = _linked_with(outlines, binding)
@@ -152,17 +151,17 @@ def linked_for(day: Day, rungs: Sequence[str]) -> Day:
 
 
 def _linked_with(outlines: Mapping[Path, Outline], sources: Iterable[Path]) -> set[Path]:
-    """Return these .cu files and those that define a function that one of them calls, without end:
-    each is linked as a whole, so what no rung needs of it must be there, too.
+    """Return these .cu files and, transitively, those that define functions called in them: each is
+    linked completely, including parts that no rung needs.
 
-    A name alone is no call: a function of another file is declared in the calling one, or in a
+    A name alone is not a call: a function of another file is declared in the calling one, or in a
     header that it includes.
     """
     found = {*sources}
     todo = [*found]
     while todo:
         source = todo.pop()
-        # By the ends of their paths: a copy of a day includes the headers of the day itself.
+        # Compare the ends of paths: a copy of a day includes the headers of the original day.
         included = {path.parts[-2:] for path in sources_of(source)}
         own = [read for path, read in outlines.items() if path.parts[-2:] in included]
         declared = [d for read in own for d in read.declarations]
@@ -181,7 +180,7 @@ def _linked_with(outlines: Mapping[Path, Outline], sources: Iterable[Path]) -> s
 
 
 def _whole_lines(text: str, begin: int, end: int) -> tuple[int, int]:
-    """Return the lines between two braces; without their lines where each has one of its own."""
+    """Return the lines between two braces; without the braces' lines if each has its own."""
     first = text.find("\n", begin, end)
     last = text.rfind("\n", begin, end)
     if first == -1:
@@ -200,9 +199,9 @@ def _line_with(text: str, begin: int, end: int, part: str) -> tuple[int, int]:
 
 
 def stub(text: str, step: Step, command: str) -> str:
-    """Return `text` with a comment in place of the step's lines. It compiles, and is wrong.
+    """Return `text` with a comment in place of the step's lines. It compiles, but is wrong.
 
-    command: what checks it, named in the comment.
+    command: the command that checks it, named in the comment.
     """
     begin, end = place(text, step)
     indent = _indent_of(text[begin:end])
@@ -217,7 +216,7 @@ def stub(text: str, step: Step, command: str) -> str:
 
 
 def instead(text: str, step: Step) -> list[str]:
-    """Return the lines of code that stand in the gap, so that the file compiles."""
+    """Return the lines of code that fill the gap, so that the file compiles."""
     if step.instead:
         return textwrap.dedent(step.instead).strip("\n").split("\n")
     if not step.whole:
@@ -228,7 +227,7 @@ def instead(text: str, step: Step) -> list[str]:
 
 
 def _indent_of(text: str) -> str:
-    """Return what the first of these lines begins with, directives aside; a function's where there
+    """Return the indentation of the first of these lines except directives; a function's if there
     are none."""
     for line in text.split("\n")[:-1]:
         if line.strip() and not line.startswith("#"):
@@ -237,13 +236,13 @@ def _indent_of(text: str) -> str:
 
 
 def commented(words: str, indent: str = "", comment: str = "//") -> list[str]:
-    """Return a comment of as many lines as it takes."""
+    """Return a comment, wrapped to lines."""
     width = _WIDTH - len(comment) - 1 - len(indent)
     return [f"{indent}{comment} {line}" for line in textwrap.wrap(words, width)]
 
 
 def same_code(text: str, start: str, step: Step) -> bool:
-    """Return whether the function in `text` has the same code as in `start`, comments aside."""
+    """Return True if the function in `text` has the same code as in `start`, ignoring comments."""
     mine, theirs = (_code(each, step) for each in (text, start))
     return mine == theirs
 
@@ -256,27 +255,25 @@ def _code(text: str, step: Step) -> list[str]:
 
 
 def place_in_stub(text: str, step: Step) -> tuple[int, int]:
-    """Return the function's lines in a file that may hold anything in it. Raises ExerciseError."""
+    """Return the function's lines in a file with any content in it. Raise ExerciseError."""
     return place(text, replace(step, first="", last=""))
 
 
 def line_of(text: str, step: Step) -> int:
-    """Return the number of the line to begin at: the mark's, or the function's first."""
+    """Return the number of the line to start at: the mark's, or the function's first."""
     begin, end = place_in_stub(text, step)
     marked = text.find(MARK, begin, end)
     return text.count("\n", 0, begin if marked == -1 else marked) + 1
 
 
 def solution(text: str, step: Step) -> str:
-    """Return the lines of the original that the step leaves out, without their common
-    indentation."""
+    """Return the lines of the original that the step omits, without their common indentation."""
     begin, end = place(text, step)
     return textwrap.dedent(text[begin:end]).strip("\n")
 
 
 def changed_around(start: str, theirs: str, step: Step) -> list[int]:
-    """Return the numbers of lines in `theirs` that differ from those of `start` outside the
-    function."""
+    """Return the numbers of lines in `theirs` that differ from `start` outside the function."""
     begin, end = place_in_stub(start, step)
     my_begin, my_end = place_in_stub(theirs, step)
     found: list[int] = []

@@ -1,7 +1,7 @@
-"""What a learner has solved, and how many hints it took: practice/progress.json.
+"""Record the exercises that a learner has solved, with the hints used: practice/progress.json.
 
-Several terminals may work at once: what is saved is merged, under a lock, with what others have
-saved since. The file is replaced as a whole, so an interrupted write leaves the old one.
+Several terminals may be in use: saving merges, under a lock, the changes that others have saved.
+The file is replaced as a whole, so an interrupted write leaves the old one.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FORMAT = 1
 
 
 def practice_folder(root: Path) -> Path:
-    """Return where the learner's files are, for the days in `root`."""
+    """Return the folder of the learner's files, for the days in `root`."""
     return root.parent / "practice"
 
 
 class JournalError(Exception):
-    """The file cannot be read or written; the message names it and says what to do."""
+    """The file cannot be read or written; the message names it and the remedy."""
 
 
 @dataclass
 class Entry:
-    """One exercise of a day. solved: when, "YYYY-MM-DD", "" if not yet. hints: how many were shown.
-    Of "debug": planted, the change that is there to be found; found, those found so far;
-    passed_over, those that the checks do not reject or the learner did not want.
-    set_aside: what it needs that this machine lacks, "" if nothing."""
+    """One exercise of a day. solved: date, "YYYY-MM-DD", "" if unsolved. hints: number shown. For
+    "debug": planted, the planted change; found, those found so far; passed_over, those that the
+    checks accept or the learner skipped. set_aside: what this machine lacks for it, "" if
+    nothing."""
 
     solved: str = ""
     hints: int = 0
@@ -44,7 +44,7 @@ class Entry:
     set_aside: str = ""
 
     def merged(self, saved: Entry) -> Entry:
-        """Return this entry with what another process has saved of the same exercise."""
+        """Return this entry merged with another process's saved entry of the same exercise."""
         return Entry(
             solved=min(filter(None, (self.solved, saved.solved)), default=""),
             hints=self.hints,
@@ -59,34 +59,33 @@ Entries = dict[tuple[int, str], Entry]  # by the day's number and the exercise's
 
 
 class Journal:
-    """The exercises that were begun. folder: where the learner's files are."""
+    """The exercises that were begun. folder: of the learner's files."""
 
     def __init__(self, folder: Path):
         self.path = folder / "progress.json"
         self._entries = self._read()
-        self._known = deepcopy(self._entries)  # as read or saved last
+        self._known = deepcopy(self._entries)  # last read or saved state
 
     def entry(self, day: int, exercise: str) -> Entry:
-        """Return what is known of an exercise; changes to it are kept by `save`."""
+        """Return the entry of an exercise; `save` stores changes to it."""
         return self._entries.setdefault((day, exercise), Entry())
 
     def solved(self, day: int, exercise: str) -> bool:
-        """Return whether the exercise was solved once."""
+        """Return True if the exercise was solved once."""
         return bool(self._entries.get((day, exercise), Entry()).solved)
 
     def to_do(self, day: int, exercise: str) -> bool:
-        """Return whether the exercise is not solved, and can be here as far as known."""
+        """Return True if the exercise is unsolved, and possible here as far as known."""
         entry = self._entries.get((day, exercise), Entry())
         return not entry.solved and not entry.set_aside
 
     @property
     def begun(self) -> bool:
-        """Return whether any exercise was begun."""
+        """Return True if any exercise was begun."""
         return bool(self._entries)
 
     def save(self) -> None:
-        """Write what was changed here, together with what others have saved since. Raises
-        JournalError."""
+        """Write the changes, merged with those that others have saved since. Raise JournalError."""
         try:
             with self._alone():
                 saved = self._read()
@@ -98,13 +97,13 @@ class Journal:
         except (OSError, ResultsError) as error:
             raise JournalError(f"{self.path} cannot be written: {error}") from None
         self._known = saved
-        for key, entry in saved.items():  # an entry that is held is brought up to date
+        for key, entry in saved.items():  # update entries in use
             mine = self._entries.setdefault(key, Entry())
             mine.__dict__.update(deepcopy(entry).__dict__)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from writing meanwhile."""
+        """Prevent other processes from writing meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed

@@ -1,8 +1,8 @@
-"""A planted change as somebody would have written it, without a trace of the edit that made it.
+"""Rewrite a planted change as a programmer would have written it, without a trace of the edit.
 
-A mutant replaces an expression by another one in place: a check becomes `if (true)`, a barrier an
-empty statement. A learner would find that without understanding it, so here the check is gone, with
-its braces and with the comment that explains it.
+A mutant replaces an expression in place: a check becomes `if (true)`, a barrier an empty statement.
+A learner would find that without understanding it, so this module removes the check, with its
+braces and the comment that explains it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from common.practice.mutants.outline import Code
 
 _INDENT = 2
 _COLUMNS = 100
-_COMMENTED = re.compile(r"(\s*\S.*?)( +)(//.*)")  # code and the comment behind it
+_COMMENTED = re.compile(r"(\s*\S.*?)( +)(//.*)")  # code and the comment after it
 _OPERAND = re.compile(r"[\w.:]+(<[\w ]*>)?(\([^()]*\)|\[[^][]*\]|\{[^{}]*\})*")
 _NEVER_PLAIN = ("if", "while", "for", "switch", "sizeof", "alignof")
 
 
 @dataclass(frozen=True)
 class _Change:
-    """The characters [start, end) of the file become `text`."""
+    """A replacement of the characters [start, end) of the file by `text`."""
 
     start: int
     end: int
@@ -31,8 +31,8 @@ class _Change:
 
 
 def natural_text(mutant: Mutant) -> str | None:
-    """Return the changed file as a learner is to see it; None where the change cannot be written so
-    that it does not give itself away."""
+    """Return the changed file for the learner; None if the change would reveal itself in every
+    form."""
     original = mutant.code.source
     try:
         change = _change(mutant, original)
@@ -82,8 +82,8 @@ def _begins_statement(code: Code, p: int) -> bool:
 
 
 def _simplified(text: str) -> str:
-    """Return an expression that an edit has put together: without parentheses that it does not
-    need, and numbers added up."""
+    """Return an expression composed by an edit without unneeded parentheses, and with numbers
+    added."""
     found = re.fullmatch(r"\((.*)\) ([-+/]) (\d+)", text)
     if found and _balanced(found[1]):
         operator, number = found[2], found[3]
@@ -101,7 +101,7 @@ def _simplified(text: str) -> str:
 
 
 def _balanced(text: str) -> bool:
-    """Return whether every bracket in it is closed in it, in turn."""
+    """Return True if all brackets in the text match."""
     depth = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -111,7 +111,7 @@ def _balanced(text: str) -> bool:
 
 
 def _factor(text: str, right: bool = False) -> str:
-    """Return an expression as an operand of `/`: in parentheses if it needs them. right: the
+    """Return an expression as an operand of `/`, with parentheses if needed. right: it is the
     divisor."""
     bare = text
     while (shorter := re.sub(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}|<[^<> ]*>", "", bare)) != bare:
@@ -121,14 +121,14 @@ def _factor(text: str, right: bool = False) -> str:
 
 
 def _without_operand(code: Code, original: str, start: int, end: int) -> _Change:
-    """Return an operand and its operator are gone."""
+    """Return the removal of an operand and its operator."""
     first, last = _span(code, start, end)
     left, right = original[:first].rstrip(), original[last:].lstrip()
     if "//" in left.rpartition("\n")[2]:
         left = original[:first]  # a comment ends this line
     text = "" if left[-1:] in "([" or right[:1] in (")", "]", ",", ";") else " "
     if original[:first].endswith("\n") or original[len(left) : first].count("\n"):
-        if text:  # the operand began a line, which now begins with what follows
+        if text:  # the operand began a line, which now begins with its successor
             left, text = original[:first], ""
     elif original[last:].startswith("\n") and text:
         right, text = original[last:], ""
@@ -142,8 +142,8 @@ def _without_operand(code: Code, original: str, start: int, end: int) -> _Change
 
 
 def _without_parentheses(original: str, change: _Change) -> _Change | None:
-    """Return the same, without a pair of parentheses that holds one operand now and calls
-    nothing."""
+    """Return the same change, also removing parentheses that then contain one operand and are not a
+    call's."""
     left, right = original[: change.start], original[change.end :]
     opened = _enclosing(left)
     closed = _enclosing(right[::-1], "([{", ")]}")
@@ -163,7 +163,7 @@ def _without_parentheses(original: str, change: _Change) -> _Change | None:
 
 
 def _enclosing(text: str, closers: str = ")]}", openers: str = "([{") -> int:
-    """Return where the parenthesis stands that is open at the end of `text`; -1 where none is."""
+    """Return the index of the parenthesis open at the end of `text`; -1 if there is none."""
     depth = 0
     for at in range(len(text) - 1, -1, -1):
         if text[at] in closers:
@@ -181,7 +181,7 @@ def _enclosing(text: str, closers: str = ")]}", openers: str = "([{") -> int:
 
 
 def _without_statement(code: Code, original: str, start: int, end: int) -> _Change | None:
-    """Return a statement and its semicolon are gone; so is an `if` that has no other."""
+    """Return the removal of a statement and its semicolon, and of an `if` left without one."""
     if code.code[start - 1].is_op(")"):
         condition = opening(code.code, start - 1)
         if not code.code[condition - 1].is_word("if") or code.code[end + 1].is_word("else"):
@@ -193,8 +193,8 @@ def _without_statement(code: Code, original: str, start: int, end: int) -> _Chan
 
 
 def _without_lines(original: str, first: int, last: int) -> _Change | None:
-    """Return these whole lines are gone, with the comment behind them and the one above, which
-    belongs to them; a blank line stays where there were two."""
+    """Return the removal of whole lines, with the comments after and above them, which belong to
+    them; one of two blank lines stays."""
     begin = original.rfind("\n", 0, first) + 1
     stop = original.find("\n", last) + 1
     rest = original[last : stop - 1].strip()
@@ -222,7 +222,8 @@ def _line_before(text: str, at: int) -> str:
 def _without_condition(
     code: Code, original: str, start: int, end: int, *, leaves: bool
 ) -> _Change | None:
-    """Return what the condition at [start, end) guards is done in any case; leaves: in none."""
+    """Return the change that always runs what the condition at [start, end) guards; leaves:
+    never."""
     if is_op_at(code.code, end, "?"):
         return _first_choice(code, original, start, end)
     begin = start - 2  # if (
@@ -259,13 +260,13 @@ def _without_condition(
 
 
 def _uncommented(text: str) -> str:
-    """Return without the comment at its end."""
+    """Return the text without the comment at its end."""
     found = _COMMENTED.fullmatch(text.rpartition("\n")[2])
     return text if not found else text[: len(text) - len(found[2] + found[3])]
 
 
 def _shifted(text: str, width: int) -> str:
-    """Return the text with the lines after the first moved so far to the left."""
+    """Return the text with all lines but the first moved left by `width`."""
     return re.sub(rf"\n {{{width}}}", "\n", text)
 
 
@@ -282,7 +283,7 @@ def _first_choice(code: Code, original: str, start: int, end: int) -> _Change | 
                 colon = p
             depth -= 1
         p += 1
-    if colon - end < 3:  # a single word says too little to hide that a choice is missing
+    if colon - end < 3:  # a single word would reveal the missing choice
         return None
     first, last = _span(code, start, p)
     change = _Change(first, last, original[slice(*_span(code, end + 1, colon))])
@@ -292,7 +293,7 @@ def _first_choice(code: Code, original: str, start: int, end: int) -> _Change | 
 
 
 def _plain_update(code: Code, original: str, start: int, end: int) -> _Change | None:
-    """Return an atomic update as `+=` and its like, or, of a counter, as `++`."""
+    """Return the atomic update as a plain one, such as `+=`; `++` for a counter."""
     name = code.code[start].text
     parts = split(code.code, start + 2, end - 1)
     if len(parts) != 2:
@@ -313,7 +314,7 @@ def _plain_update(code: Code, original: str, start: int, end: int) -> _Change | 
 
 
 def _target(code: Code, start: int, end: int) -> str:
-    """Return what the pointer at [start, end) points to."""
+    """Return the expression that the pointer at [start, end) points to."""
     text = code.text(start, end)
     if code.code[start].is_op("&") and code.operand_end(start + 1) == end:
         return code.text(start + 1, end)
@@ -327,8 +328,8 @@ def _target(code: Code, start: int, end: int) -> str:
 
 
 def _aligned(original: str, changed: str) -> str:
-    """Format as clang-format would have it: a statement that fits on one line stands on one, and
-    the comments behind neighbouring lines stand in one column."""
+    """Format the text like clang-format: join a statement that fits on one line, and align the
+    comments after neighbouring lines."""
     before, after = original.split("\n"), changed.split("\n")
     first = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
     tail = zip(reversed(before[first:]), reversed(after[first:]), strict=False)
@@ -349,8 +350,8 @@ def _aligned(original: str, changed: str) -> str:
 
 
 def _joined(lines: list[str], first: int, last: int) -> tuple[int, int]:
-    """Join [first, last), where it is one line, with the one before or behind that belongs to its
-    statement, if the two fit on one. Returns what [first, last) is then."""
+    """Join [first, last), if it is one line, with the line before or after that belongs to its
+    statement, if both fit on one. Return the new [first, last)."""
     for upper in (first, first - 1) if last == first + 1 else ():
         above, below = lines[upper], lines[upper + 1].lstrip()
         whole = f"{above} {below}"

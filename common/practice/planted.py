@@ -1,4 +1,4 @@
-"""The debug exercises: one of the day's mutants is planted, and the learner finds it."""
+"""Define the debug exercises: one of the day's mutants is planted, and the learner finds it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from common.practice.natural import natural_text
 from common.report.stored import read_scores
 
 UNSEEN = frozenset(("64-bit index in 32 bits",))  # kinds that no case of a learner's size shows
-# Kinds that fail or pass as the machine happens to run the threads: planted where the checks reject
-# them so many times in a row.
+# Kinds that fail or pass depending on how the machine runs threads: planted if the checks reject
+# them this many times in a row.
 BY_CHANCE = frozenset(("atomic made plain", "fence or memory order"))
 IN_A_ROW = 3
-# Kinds that an ordinary check on the CPU backend never shows, or by luck where many cores run the
-# blocks (common/cpu/README.md says why): not even tried there.
+# Kinds that an ordinary check on the CPU backend never detects, or by luck if many cores run the
+# blocks (see common/cpu/README.md): not even tried there.
 UNSEEN_ON_CPU = frozenset(("atomic made plain",))
-# Kinds that are planted in launchers, on a day whose kernels are elsewhere or small: of what a
-# launcher computes, not of what it refuses.
+# Kinds that are planted in launchers, on a day whose kernels are elsewhere or small: in the part
+# that computes, not in the checks.
 OF_LAUNCHERS = frozenset(
     (
         "arithmetic operator",
@@ -42,14 +42,14 @@ OF_LAUNCHERS = frozenset(
         "rounded down",
     )
 )
-ENOUGH = 9  # changes of kernels, of which three are sure to be rejected
+ENOUGH = 9  # changes of kernels, of which three are certainly rejected
 SHOWN = 4  # lines of a change that are shown
-OFFERED = 24  # mutants of a day, among which those are planted that its checks reject
+OFFERED = 24  # mutants of a day to choose from; those that its checks reject are planted
 
 
 @dataclass(frozen=True)
 class DebugChallenge(Challenge):
-    """One change is planted in the day's file."""
+    """An exercise to find a change planted in the day's file."""
 
     mutant: Mutant
 
@@ -73,7 +73,7 @@ class DebugChallenge(Challenge):
 
 
 def _code_of(text: str, function: str) -> list[list[str]]:
-    """Return the tokens of the functions of this name; of all of the text where brackets do not
+    """Return the tokens of the functions of this name, or of the whole text if brackets do not
     match."""
     try:
         read = outline(text)
@@ -84,7 +84,7 @@ def _code_of(text: str, function: str) -> list[list[str]]:
 
 
 def _differing(mine: Sequence[str], right: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the lines of each that the other one lacks, comments and indentation aside."""
+    """Return the lines of each that the other lacks, ignoring comments and indentation."""
     matcher = difflib.SequenceMatcher(None, _bare(mine), _bare(right), autojunk=False)
     changed = [codes for codes in matcher.get_opcodes() if codes[0] != "equal"]
     return (
@@ -98,16 +98,16 @@ def _bare(lines: Sequence[str]) -> list[str]:
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[str]:
-    """Return these lines behind a title, on one line each."""
+    """Return these lines, one per line, with the title in front of the first."""
     shown_lines = [*lines[:SHOWN], "…"] if len(lines) > SHOWN else lines or ["(nothing)"]
     return [f"  {title if not i else '':<8} {line}" for i, line in enumerate(shown_lines)]
 
 
 def candidates(day: Day) -> list[Mutant]:
     """Return mutants of the kernels in the day's sources, every kind and function among them, in
-    the order in which they are planted; of its launchers too where there are few. None that is
-    known to survive (results/mutants.json). Whether the day's checks reject one is seen when it is
-    planted. Raises ResultsError for a file that holds no score."""
+    planting order; also of its launchers if there are few. Mutants known to survive
+    (results/mutants.json) are excluded. The day's checks are tried on a mutant only when it is
+    planted. Raise ResultsError for an invalid score file."""
     device = {
         (source, function.name)
         for source, read in outlines_of(day).items()
@@ -133,8 +133,8 @@ def candidates(day: Day) -> list[Mutant]:
 
 
 def _varied(found: list[Mutant]) -> list[Mutant]:
-    """Return the mutants in an order in which neighbours are of different kinds and functions,
-    where that is possible."""
+    """Return the mutants in an order in which neighbours differ in kind and function, if
+    possible."""
     left, ordered = list(found), list[Mutant]()
     kinds, functions = Counter[str](), Counter[str]()
     while left:
@@ -149,9 +149,9 @@ def _varied(found: list[Mutant]) -> list[Mutant]:
 def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) -> DebugChallenge:
     """Return the exercise to find a planted change.
 
-    planted: the identity of the one that is there; where there is none, the first that is not in
-    `tried` is taken. Raises ExerciseError where none is left, OSError where the source cannot be
-    read, ResultsError where the scores cannot.
+    planted: identity of the planted mutant; without it, the first that is not in `tried` is used.
+    Raise ExerciseError if none is left, OSError if the source cannot be read, ResultsError if the
+    scores cannot.
     """
     found = candidates(day)
     mutant = next((m for m in found if m.identity == planted), None)

@@ -1,7 +1,7 @@
-"""Code in Python that a step is about: a function's lines, and a module without what is not needed.
+"""Extract a step's code in Python: a function's lines, and a module without unneeded parts.
 
-Code that is no Python raises SyntaxError; a function that is not found raises LookupError, whose
-message says why.
+Invalid Python raises SyntaxError; a function that is not found raises LookupError, whose message
+contains the reason.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def body_of(text: str, name: str) -> tuple[int, int]:
     """Return the offsets of the lines of a function's body: without its docstring, with comments
     above the first statement and below the last one.
 
-    name: of a function that is there once, as Class.method or outer.inner where its own name is
-    there more often.
+    name: of a function that occurs once, as Class.method or outer.inner if its simple name occurs
+    more often.
     """
     function = _function(text, name)
     statements = _statements(function)
@@ -40,13 +40,14 @@ def body_of(text: str, name: str) -> tuple[int, int]:
 
 
 def code_of(text: str, name: str) -> list[str]:
-    """Return the statements of a function's body, equal for equal code: docstring, comments and
-    layout aside."""
+    """Return the statements of a function's body, equal for equal code; docstring, comments and
+    layout are ignored."""
     return [ast.dump(statement) for statement in _statements(_function(text, name))]
 
 
 def excerpt_of(text: str, names: Collection[str]) -> str:
-    """Return a module with what these names use, and with its statements that define none."""
+    """Return a module with the code that these names use, and its statements that define no
+    names."""
     lines = text.splitlines(keepends=True)
     statements = ast.parse(text).body
     needed, reached = set(names), {s for s in statements if not _defined_by(s)}
@@ -59,12 +60,12 @@ def excerpt_of(text: str, names: Collection[str]) -> str:
         assert statement.end_lineno is not None
         if statement in reached:
             kept += "".join(lines[begin : statement.end_lineno])
-        begin = statement.end_lineno  # comments belong to what follows them
+        begin = statement.end_lineno  # comments belong to the following statement
     return re.sub(r"\n{4,}", "\n\n\n", kept + "".join(lines[begin:]))
 
 
 def imported_from(day: Day, module: Path) -> set[str]:
-    """Return the names of one of the day's modules that its others import when they are loaded."""
+    """Return the names of one of the day's modules that its other modules import on loading."""
     return {
         alias.name
         for other in day.modules
@@ -84,7 +85,7 @@ def _function(text: str, name: str) -> Function:
 
 
 def _functions(inside: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
-    """Return all functions in some code, with names like Class.method and outer.inner."""
+    """Yield all functions in some code, with names like Class.method and outer.inner."""
     for node in ast.iter_child_nodes(inside):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if not isinstance(node, ast.ClassDef):
@@ -101,7 +102,7 @@ def _statements(function: Function) -> list[ast.stmt]:
 
 
 def _is_comment(line: str, column: int = 0) -> bool:
-    """Return whether the line is a comment that begins in this column or to the right of it."""
+    """Return True if the line is a comment that begins in this column or to the right of it."""
     code = line.lstrip()
     return code.startswith("#") and len(line) - len(code) >= column
 

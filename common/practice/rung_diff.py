@@ -1,4 +1,4 @@
-"""The change from one rung of a day to another: the lines of their kernels and launchers."""
+"""Show the change from one rung of a day to another: the lines of their kernels and launchers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CONTEXT = 3  # unchanged lines around a change
 
 
 class RungDiffError(Exception):
-    """Two rungs cannot be compared; the message says why, and which rungs there are."""
+    """Two rungs cannot be compared; the message contains the reason, and lists the rungs."""
 
 
 def pairs_of(day: Day, first: str, second: str) -> list[tuple[str, str]]:
     """Return the pairs of operators that two words name, in the order of the source.
 
     first, second: whole names ("softmax_v2_online"), or versions ("v2", "v3"), which give a pair
-    for each ladder that has both. Raises RungDiffError where they name no pair.
+    for each ladder that has both. Raise RungDiffError if they name no pair.
     """
     names = [name for outline in outlines_of(day).values() for name in sorted(outline.operators)]
     found = [
@@ -50,9 +50,9 @@ def _stem(name: str) -> str:
 
 
 def rung_diff(day: Day, first: str, second: str) -> list[str]:
-    """Return the lines of a unified diff between what only one of two operators uses, in the
-    order of the source, with the comments above each function. Of names, only what differs beside
-    the operators' own is a difference."""
+    """Return the lines of a unified diff between the code that only one of two operators uses, in
+    the order of the source, with the comments above each function. The operators' own names do not
+    count as a difference."""
     outlines = outlines_of(day)
     used = [reached_together(outlines, {name}) for name in (first, second)]
     before = [line.replace(first, second) for line in _only(outlines, used[0], used[1])]
@@ -64,7 +64,7 @@ Used = dict[Path, list[Declaration]]
 
 
 def _only(outlines: dict[Path, Outline], mine: Used, theirs: Used) -> list[str]:
-    """Return the lines of the declarations that are in `mine` alone."""
+    """Return the lines of the declarations in `mine` only."""
     lines: list[str] = []
     for path, declarations in mine.items():
         shared = {each.start for each in theirs.get(path, [])}
@@ -89,7 +89,7 @@ def _text(outline: Outline, declaration: Declaration) -> list[str]:
 
 
 def times_of(day: Day, first: str, second: str, root: Path) -> str:
-    """Return a line with the stored times of two rungs, "" where one of them has none."""
+    """Return a line with the stored times of two rungs, "" if one has none."""
     for one in read_stored(root, day.name).get(day.number, []):
         times = {rung.rung: rung.timing for rung in one.rungs if rung.timing}
         before, after = times.get(first), times.get(second)

@@ -1,4 +1,4 @@
-"""The speed exercises: the first rung of a day's ladder, for the learner to make faster."""
+"""Define the speed exercises: the learner makes the first rung of a day's ladder faster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LISTED = re.compile(r"^//   \w+  ")  # a line above it about a rung without a v
 
 @dataclass(frozen=True)
 class SpeedChallenge(Challenge):
-    """The first rung stands in the learner's file, and may be changed in every way. goal: the last
+    """An exercise to speed up the first rung, in any way, in the learner's file. goal: the last
     rung's part of its source."""
 
     ladder: Ladder
@@ -62,8 +62,8 @@ def _code(text: str) -> list[str]:
 
 
 def speed_challenge(day: Day, root: Path) -> SpeedChallenge:
-    """Return the exercise to make the day's first rung as fast as its last one. Raises
-    ExerciseError where the day has no ladder, and what `load_lesson` raises."""
+    """Return the exercise to make the day's first rung as fast as its last one. Raise ExerciseError
+    if the day has no ladder, and what `load_lesson` raises."""
     ladder = ladder_of(load_lesson(day).problems)
     if ladder is None:
         raise ExerciseError(
@@ -71,7 +71,7 @@ def speed_challenge(day: Day, root: Path) -> SpeedChallenge:
         )
     outlines = outlines_of(linked_for(day, [ladder.first.name]))
     original = _source_of(outlines, ladder.first.name)
-    # The last rung may stand in another file.
+    # The last rung may be in another file.
     others = outlines_of(linked_for(day, [ladder.last.name]))
     goal = excerpt(others, _source_of(others, ladder.last.name), [ladder.last.name])
     first, last = ladder.first.name, ladder.last.name
@@ -95,7 +95,7 @@ def speed_challenge(day: Day, root: Path) -> SpeedChallenge:
 
 
 def hints(ladder: Ladder) -> tuple[str, ...]:
-    """Return what each further rung does, in the words of the day's declaration."""
+    """Return the ideas of all further rungs, as declared by the day."""
     return tuple(f"{rung.name}: {rung.idea}." for rung in ladder.rungs[1:])
 
 
@@ -107,7 +107,7 @@ def _source_of(outlines: dict[Path, Outline], rung: str) -> Path:
 
 
 def _with_note(text: str, note: Sequence[str]) -> str:
-    """Return the file with a note in place of what its header says of the rungs."""
+    """Return the file with a note in place of its header's lines about the rungs."""
     lines = text.split("\n")
     end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
     kept = next((i for i in range(end) if _VERSION.match(lines[i])), end)

@@ -1,4 +1,4 @@
-"""How far a learner has come: what is solved, and what comes next."""
+"""Summarise a learner's progress: solved exercises, and the next one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ MARKS = f"{_SOLVED} solved  {_OPEN} open: the steps to write, {DEBUG}, {SPEED}"
 
 
 def exercises_of(day: Day) -> list[str]:
-    """Return the names of the day's exercises, in the order in which they are best done: the steps,
-    "debug", and "speed" where the day has a ladder."""
+    """Return the names of the day's exercises in the recommended order: the steps, "debug", and
+    "speed" if the day has a ladder."""
     if not day.steps:
         return []
     return [*(step.name for step in day.steps), DEBUG, *([SPEED] if has_ladder(day) else [])]
 
 
 def exercises(days: Iterable[Day]) -> list[tuple[Day, str]]:
-    """Return every exercise, in the order in which they are best done."""
+    """Return every exercise in the recommended order."""
     return [(day, name) for day in days for name in exercises_of(day)]
 
 
 def next_step(day: Day, journal: Journal) -> str:
-    """Return the name of the day's first exercise that is not solved; of its first step, where all
-    are. Raises ExerciseError where it has none."""
+    """Return the name of the day's first unsolved exercise, or of its first step if all are solved.
+    Raise ExerciseError if it has none."""
     if not day.steps:
         raise ExerciseError(f"day {day.number} has no exercise yet")
     left = (name for name in exercises_of(day) if journal.to_do(day.number, name))
@@ -42,10 +42,9 @@ def next_step(day: Day, journal: Journal) -> str:
 def next_exercise(
     days: Sequence[Day], journal: Journal, after: tuple[Day, str] | Day | None = None
 ) -> tuple[Day, str] | None:
-    """Return the first exercise that is to do; None if none is.
+    """Return the first exercise to do; None if there is none.
 
-    after: an exercise, behind which it is looked for first, or a day, whose own are looked at
-    first.
+    after: an exercise, after which the search starts, or a day, whose exercises come first.
     """
     every = exercises(days)
     begin = every.index(after) + 1 if after in every else 0
@@ -68,8 +67,8 @@ def next_line(days: Sequence[Day], journal: Journal, after: tuple[Day, str] | No
 
 
 def standing(days: Sequence[Day], journal: Journal) -> list[str]:
-    """Return a line for each part with what is solved of it, and one with what comes next; nothing
-    where there are no exercises."""
+    """Return a line for each part with its solved exercises, and one with the next exercise; [] if
+    there are no exercises."""
     lines = []
     with_steps = [day for day in days if day.steps]
     if not with_steps:
@@ -79,14 +78,14 @@ def standing(days: Sequence[Day], journal: Journal) -> list[str]:
     for part in parts:
         all_ = exercises(day for day in days if part_of(day.number) == part)
         done = sum(journal.solved(day.number, name) for day, name in all_)
-        filled = max(_BAR * done // len(all_), min(done, 1))  # one is seen, and full is all
+        filled = max(_BAR * done // len(all_), min(done, 1))  # one is visible, and full means all
         bar = _SOLVED * filled + _OPEN * (_BAR - filled)
         lines.append(f"{part!s:<{width}}  {bar}  {done} of {counted(len(all_), 'exercise')}")
     return [*lines, next_line(days, journal)]
 
 
 def marks(day: Day, journal: Journal) -> str:
-    """Return one character for each exercise of the day: solved or not."""
+    """Return one character for each exercise of the day: solved or unsolved."""
     return "".join(
         _SOLVED if journal.solved(day.number, name) else _OPEN for name in exercises_of(day)
     )

@@ -1,4 +1,4 @@
-"""What a rung's work adds up to where the CPU backend counts it, and how near to another it is."""
+"""Sum up the work of a rung as counted by the CPU backend, and compare it with another's."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, fields
 
 from common.base.outcome import RungOutcome
 
-LESS = 0.9  # of the first rung's count: where the last rung needs no more, the count is a goal
+LESS = 0.9  # of the first rung's count: if the last rung needs at most this, the count is a goal
 NEAR = 1.1  # times the last rung's count: the goal is reached
-WASTE = 1.5  # times the count of the day's own function: from here on it is said
+WASTE = 1.5  # times the count of the day's own function: from here on it is reported
 
 
 @dataclass(frozen=True)
 class WorkCounts:
-    """Of all kernels of a call, on the problem's small timing case.
+    """Counts over all kernels of a call, on the problem's small timing case.
 
     sectors: of 32 bytes, of global memory. requests: instructions of warps that access memory.
-    passes: over the banks of shared memory, those that bank conflicts add included. atomics: lanes
+    passes: over the banks of shared memory, including those added by bank conflicts. atomics: lanes
     that update global memory atomically.
     """
 
@@ -27,7 +27,7 @@ class WorkCounts:
     atomics: int
 
     def by_name(self) -> dict[str, int]:
-        """Return the counts under the names that a learner sees."""
+        """Return the counts by the names shown to a learner."""
         return {name: getattr(self, field) for field, name in NAMES.items()}
 
 
@@ -45,12 +45,12 @@ _MEANING = {
 
 
 def legend(columns: Iterable[str]) -> str:
-    """Return what the names of these columns mean, as far as they need words."""
+    """Return the meanings of these columns' names, if they need an explanation."""
     return "; ".join(f"{name}: {_MEANING[name]}" for name in columns if name in _MEANING)
 
 
 def work_counts(outcome: RungOutcome) -> WorkCounts:
-    """Return what the profile of a rung adds up to."""
+    """Return the sums over a rung's profile."""
     lines = outcome.counts
     updates = (line for line in lines if line["kind"] == "global atomic")
     return WorkCounts(
@@ -62,11 +62,11 @@ def work_counts(outcome: RungOutcome) -> WorkCounts:
 
 
 def goals(first: WorkCounts, last: WorkCounts) -> dict[str, int]:
-    """Return the most that each count may be for the exercise to be solved, by name; {} where the
-    last rung brings no count down.
+    """Return the limit of each count for a solved exercise, by name; {} if the last rung reduces no
+    count.
 
-    What it brings down is a goal. Of what it needs more of, or as much, no more than that is spent,
-    and what neither of the two needs may be spent freely.
+    A count that it reduces is a goal. Any other must not exceed the larger of the two rungs'
+    counts, and one that neither rung needs is unlimited.
     """
     before, after = first.by_name(), last.by_name()
     less = [name for name in before if after[name] <= LESS * before[name] != 0]
@@ -78,7 +78,7 @@ def goals(first: WorkCounts, last: WorkCounts) -> dict[str, int]:
 
 
 def waste(mine: WorkCounts, own: WorkCounts) -> str:
-    """Return what a right kernel has far too much of, in one sentence; "" where it has not."""
+    """Return the count in which a right kernel far exceeds the day's, as a sentence, or ""."""
     mine_by_name, own_by_name = mine.by_name(), own.by_name()
     ratios = {name: mine_by_name[name] / count for name, count in own_by_name.items() if count}
     name = max(ratios, key=lambda each: ratios[each], default="")

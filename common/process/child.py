@@ -1,7 +1,7 @@
-"""A piece of work in a forked process: events come back, output is captured, nothing stays behind.
+"""Run work in a forked process: read its events, capture its output, and end all its processes.
 
-The child leads a session of its own, so that Ctrl-C on the terminal reaches the parent alone, which
-then decides. Whatever the child starts is ended with it.
+The child leads a new session, so that Ctrl-C on the terminal reaches only the parent, which then
+decides. Processes that the child starts end with it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import IO
 from common.process.events import Channel, Event, from_line, to_line
 from common.process.family import KILL_WAIT, adopt, die_with, end_members, members, send
 
-KEPT_OUTPUT = 64 * 1024  # bytes from the start of what a child prints, and as many from its end
+KEPT_OUTPUT = 64 * 1024  # bytes from the start of a child's output, and as many from its end
 
-_children: set[Child] = set()  # those of this process that have not ended
+_children: set[Child] = set()  # children of this process that have not ended
 
 
 class Pipe:
@@ -40,7 +40,7 @@ class Pipe:
             data = data[os.write(self._events, data) :]
 
     def wait(self, event: Event) -> None:
-        """Send `event` and blocks until the parent answers with `Child.go`."""
+        """Send `event` and block until the parent answers with `Child.go`."""
         self.emit(event)
         os.read(self._control, 1)
 
@@ -51,7 +51,7 @@ class Child:
     def __init__(self, pid: int, events: int, control: int, output: int):
         self.pid = pid
         self.started = time.monotonic()
-        self.exit_code: int | None = None  # as subprocess gives it: -11 for SIGSEGV
+        self.exit_code: int | None = None  # as in subprocess: -11 for SIGSEGV
         self._events, self._control, self._output = events, control, output
         self._partial = b""
         self._head = b""
@@ -60,7 +60,7 @@ class Child:
 
     @property
     def readers(self) -> list[int]:
-        """File descriptors to wait on; empty once the child is gone."""
+        """Return the file descriptors to wait on; [] once the child has ended."""
         return [fd for fd in (self._events, self._output) if fd >= 0]
 
     def go(self) -> None:
@@ -68,10 +68,10 @@ class Child:
         try:
             os.write(self._control, b"g")
         except BrokenPipeError:
-            return  # it died meanwhile, which `finished` tells
+            return  # it died meanwhile; `finished` reports it
 
     def read(self) -> list[Event]:
-        """Return events that have arrived. Never blocks. What is no event goes with the output."""
+        """Return the events that have arrived, without blocking. Other text goes to the output."""
         self._collect_output()
         data, self._events = _drain(self._events)
         lines = (self._partial + data).split(b"\n")
@@ -98,14 +98,14 @@ class Child:
             self._tail = self._tail[-KEPT_OUTPUT:]
 
     def output(self) -> str:
-        """Return what the child printed so far, its middle left out where it is long."""
+        """Return the child's output so far, without the middle part if it is long."""
         gap = f"\n… {self._dropped} bytes left out …\n" if self._dropped else ""
         head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
         return head + gap + tail
 
     def finished(self) -> bool:
-        """Return True once the child has ended; what it had started is ended too, and all is
-        reaped."""
+        """Return True once the child has ended, after ending and reaping all processes that it
+        started."""
         if self.exit_code is None:
             if self._runs():
                 return False
@@ -113,10 +113,10 @@ class Child:
         return True
 
     def kill(self, grace: float = 0.0) -> None:
-        """End the child and everything that it started.
+        """End the child and all processes that it started.
 
-        grace: seconds between asking (SIGTERM) and killing; a compiler driver uses them to end its
-        own children and to remove what is half-written.
+        grace: seconds between SIGTERM and SIGKILL, in which a compiler driver ends its own children
+        and removes half-written files.
         """
         if self.exit_code is None:
             self._end(grace)
@@ -127,11 +127,11 @@ class Child:
             send(members(self.pid) or [self.pid], signal.SIGTERM)
             _until(lambda: not members(self.pid), grace)
         if self._runs():
-            send([self.pid], signal.SIGSTOP)  # it starts nothing more, and adopts what is orphaned
+            send([self.pid], signal.SIGSTOP)  # it starts no more, but still adopts orphans
         end_members(self.pid)
         if self._runs():
             with suppress(ProcessLookupError):  # it leads no group yet
-                os.killpg(self.pid, signal.SIGKILL)  # more than the child where there is no /proc
+                os.killpg(self.pid, signal.SIGKILL)  # without /proc this ends more than the child
             send([self.pid], signal.SIGKILL)
             _until(lambda: not self._runs(), KILL_WAIT)
         self._reap()
@@ -145,7 +145,7 @@ class Child:
         self.exit_code = os.waitstatus_to_exitcode(status) if pid else -signal.SIGKILL
 
     def close(self) -> None:
-        """Give the file descriptors back; call it when events and output have been read."""
+        """Close the file descriptors; call it when events and output have been read."""
         for fd in (self._events, self._control, self._output):
             if fd >= 0:
                 os.close(fd)
@@ -153,7 +153,7 @@ class Child:
 
 
 def end_all(children: Sequence[Child], grace: float = 0.0) -> None:
-    """End children and everything that they started, all at once. grace: see `Child.kill`."""
+    """End children and all processes that they started, in parallel. grace: see `Child.kill`."""
     left = [child for child in children if child.exit_code is None]
     leaders = [child.pid for child in left]
     send({*members(*leaders), *leaders}, signal.SIGTERM if grace else signal.SIGKILL)
@@ -163,14 +163,13 @@ def end_all(children: Sequence[Child], grace: float = 0.0) -> None:
 
 
 def end_strays() -> None:
-    """End the children that have not been ended: what a signal raised may have come before `fork`
-    returned."""
+    """End the children that still run, including one whose `fork` a signal's exception
+    interrupted."""
     end_all(list(_children))
 
 
 def _drain(fd: int) -> tuple[bytes, int]:
-    """Return what can be read now without blocking, and the descriptor (-1 once it is at its
-    end)."""
+    """Return the bytes that can be read without blocking, and the descriptor (-1 after its end)."""
     parts = []
     while fd >= 0:
         try:
@@ -193,9 +192,9 @@ def _until(condition: Callable[[], bool], seconds: float) -> None:
 def fork(work: Callable[[Channel], None], environment: dict[str, str] | None = None) -> Child:
     """Start `work` in a forked process with `environment` added to its variables.
 
-    The child ends when `work` returns (exit code 0) or raises (1, the traceback in its output),
-    and is killed if this process dies. It begins when this process knows of it: a signal may raise
-    an exception right after the fork.
+    The child ends when `work` returns (exit code 0) or raises (1, with the traceback in its
+    output), and is killed if this process dies. It starts working only after this process has
+    registered it, since a signal may raise an exception right after the fork.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -236,9 +235,9 @@ def _in_child(
         # The parent's objects may be wrapped by a terminal display or hold unwritten text.
         sys.stdout, sys.stderr = _text(1), _text(2)
         faulthandler.enable(2)
-        # Without a path of this machine: what a day prints is stored with its results.
+        # Without a path of this machine, since a day's output is stored with its results.
         warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
-        # PyTorch makes the context at once, and says so where a backward pass begins with cuBLAS.
+        # PyTorch creates the context itself, but warns if a backward pass begins with cuBLAS.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no")
         os.environ.update(environment)
         _children.clear()
@@ -252,7 +251,7 @@ def _in_child(
             flush()
             end_members(os.getpid())
         finally:
-            os._exit(code)  # whatever fails, the parent's own clean-up must not run here
+            os._exit(code)  # the parent's clean-up must never run here
 
 
 def _text(fd: int) -> IO[str]:
@@ -260,14 +259,14 @@ def _text(fd: int) -> IO[str]:
 
 
 def flush() -> None:
-    """Write out what Python and C hold back: a kernel's printf goes through C's own buffer."""
+    """Flush the output buffers of Python and of C, which a kernel's printf uses."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code in words: "killed by SIGSEGV (segmentation fault)", "exit code 3"."""
+    """Return an exit code as text: "killed by SIGSEGV (segmentation fault)", "exit code 3"."""
     if code >= 0:
         return f"exit code {code}"
     try:

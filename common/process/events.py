@@ -1,20 +1,20 @@
-"""What a process that runs a day tells the one that started it, and what that adds up to.
+"""Define the events that a day's process sends to its parent, and the progress that they add up to.
 
 A `Channel` carries events, in this order for one day:
 
     Planned    all rungs of the day, before the first one runs
-    Stage      what starts now, so that a crash can be put down to it
+    Stage      the work that starts now; a crash is attributed to it
     Checked    a rung passed its checks; its time follows later
     Finished   a rung's outcome
-    AskTurn    may the day have the device for itself? The child waits for the answer
-    TurnOver   it needs it no longer
-    Table      a table of a tool's own
-    Made       files of the day's own, which --write stores
+    AskTurn    a request for exclusive use of the device; the child waits for the answer
+    TurnOver   the exclusive use has ended
+    Table      a table that a tool prints
+    Made       files that the day creates, stored by --write
     Unbuilt    the day does not build
-    Ended      the day cannot go on: FAIL (it could not be loaded, the device is in error), or SKIP
-    Over       the day is over, in good order
+    Ended      the day cannot continue: FAIL (it does not load, the device is in error), or SKIP
+    Over       the day has ended normally
 
-`Progress` is the one place that says what a sequence of them means.
+`Progress` alone interprets a sequence of them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Statu
 
 @dataclass(frozen=True)
 class Planned:
-    """rungs: [problem, name, idea] of each."""
+    """The rungs of a day: [problem, name, idea] of each."""
 
     rungs: list[list[str]]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """rung: "" for what concerns the day. stage: what is done now, in words, one of few: the
-    report adds up the seconds of each. problem: the rung's, or the one that is concerned."""
+    """A stage of the run. rung: "" for the whole day. stage: one of a few texts, for each of which
+    the report adds up the seconds. problem: the problem of the rung or stage."""
 
     rung: str
     stage: str
@@ -46,22 +46,22 @@ class Stage:
 
 @dataclass(frozen=True)
 class Checked:
-    """outcome: what is known of the rung until it is timed."""
+    """The outcome of a rung before it is timed."""
 
     outcome: RungOutcome
 
 
 @dataclass(frozen=True)
 class Finished:
-    """outcome: all that there is to know of the rung."""
+    """The complete outcome of a rung."""
 
     outcome: RungOutcome
 
 
 @dataclass(frozen=True)
 class AskTurn:
-    """quiet: no build may run beside it. last: no other day may hold memory of the device, so the
-    turn comes when they are over."""
+    """A request for the device. quiet: no build may run during the turn. last: no other day may
+    hold memory of the device, so the turn comes when the others are over."""
 
     quiet: bool
     last: bool = False
@@ -83,14 +83,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Made:
-    """files: texts by name."""
+    """Files of the day: texts by name."""
 
     files: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Unbuilt:
-    """reason: one line; details: the compiler's message."""
+    """A failed build. reason: one line; details: the compiler's message."""
 
     reason: str
     details: list[str]
@@ -98,7 +98,7 @@ class Unbuilt:
 
 @dataclass(frozen=True)
 class Ended:
-    """status: FAIL or SKIP. reason: one line; details: what explains it."""
+    """The early end of a day. status: FAIL or SKIP. reason: one line; details: its explanation."""
 
     status: Status
     reason: str
@@ -133,8 +133,7 @@ def to_line(event: Event) -> bytes:
 
 
 def from_line(line: bytes) -> Event | None:
-    """Return the event that the line holds; None where it holds none, for a day may write into any
-    descriptor."""
+    """Return the event in the line, or None: a day may write other text to any descriptor."""
     try:
         data = json.loads(line)
         kind = _KINDS[data.pop("event")]
@@ -148,11 +147,11 @@ def from_line(line: bytes) -> Event | None:
 
 @dataclass
 class Progress:
-    """What is known of a day's run from its events so far.
+    """The state of a day's run after its events so far.
 
-    planned: the day's rungs. rung, stage, problem: what it is doing. checked: rungs that passed
-    their checks and are not finished. unbuilt: why the day does not build. over: whether it came
-    to its end in good order.
+    planned: the day's rungs. rung, stage, problem: of the current stage. checked: rungs that passed
+    their checks and are not finished. unbuilt: the failed build, if any. over: the day has ended
+    normally.
     """
 
     outcome: DayOutcome
@@ -185,7 +184,7 @@ class Progress:
             case Over():
                 self.over = True
             case AskTurn() | TurnOver() | Table():
-                pass  # for who schedules and who prints; they change nothing that is known
+                pass  # for the scheduler and the report; they do not change the state
 
     def finish(self, outcome: RungOutcome) -> None:
         """Add a rung's outcome."""
@@ -193,12 +192,12 @@ class Progress:
         self.outcome.rungs.append(outcome)
 
     def doing(self) -> str:
-        """Return what it is doing, in words: "softmax_v1 checking", "timing softmax"."""
+        """Return the current stage as text: "softmax_v1 checking", "timing softmax"."""
         words = (self.rung, self.stage) if self.rung else (self.stage, self.problem)
         return " ".join(filter(None, words))
 
     def _runs(self, problem: str, name: str) -> bool:
-        """Return whether this rung is the one that is concerned now."""
+        """Return True if the current stage concerns this rung."""
         return name == self.rung and self.problem in ("", problem)
 
     def unfinished(self) -> list[list[str]]:
@@ -207,8 +206,8 @@ class Progress:
         return [rung for rung in self.planned if (rung[0], rung[1]) not in finished]
 
     def complete(self, cause: str = "") -> list[RungOutcome]:
-        """Give each rung without an outcome one, and return these: the one that ran has failed by
-        `cause`, those that had passed their checks go untimed, the others were never reached."""
+        """Add and return an outcome for each unfinished rung: the running one failed by `cause`,
+        those that had passed their checks are untimed, the others were not run."""
         added = []
         for problem, name, idea in self.unfinished():
             if cause and self._runs(problem, name):
@@ -225,7 +224,7 @@ class Progress:
         return added
 
     def conclude(self) -> None:
-        """Derive the day's status from that of its rungs, and put these in the day's order."""
+        """Derive the day's status from that of its rungs, and sort these in the day's order."""
         outcome = self.outcome
         failed = [rung.rung for rung in outcome.rungs if rung.status == FAIL]
         if failed:
@@ -235,13 +234,13 @@ class Progress:
             outcome.status, outcome.reason = FAIL, "the day ran no rung"
         elif outcome.status == PASS and all(rung.status == SKIP for rung in outcome.rungs):
             outcome.status, outcome.reason = SKIP, "every rung was skipped"
-        # A rung that is timed is finished later than one that is not.
+        # A timed rung finishes after the untimed ones.
         place = {(problem, name): i for i, (problem, name, _) in enumerate(self.planned)}
         outcome.rungs.sort(key=lambda rung: place.get((rung.problem, rung.rung), len(place)))
 
 
 class Channel(Protocol):
-    """The way of events from who runs a day to who started it."""
+    """A channel for events from the process of a day to the process that started it."""
 
     def emit(self, event: Event) -> None:
         """Send one event."""
@@ -251,7 +250,7 @@ class Channel(Protocol):
 
 
 class Direct:
-    """A channel whose events are handled at once, in the process that emits them."""
+    """A channel whose events are handled immediately, in the process that emits them."""
 
     def __init__(self, handle: Callable[[Event], None]):
         self._handle = handle
@@ -261,5 +260,5 @@ class Direct:
         self._handle(event)
 
     def wait(self, event: Event) -> None:
-        """Handle the event; in one process there is nothing to wait for."""
+        """Handle the event; a single process has nothing to wait for."""
         self.emit(event)

@@ -1,4 +1,4 @@
-"""The processes that a process has started, and theirs: found, signalled, ended with it."""
+"""Find, signal and end the processes that a process has started, and their descendants."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-KILL_WAIT = 10.0  # seconds that a killed process may take to go (a driver call can hold it)
+KILL_WAIT = 10.0  # seconds that a killed process may take to end (a driver call can delay it)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def members(*leaders: int) -> list[int]:
-    """Return processes that still run (zombies left out) and descend from one of `leaders`, or are
-    of its session, these included and this process left out. Empty where there is no /proc."""
+    """Return the running processes (no zombies) that are, or descend from, one of `leaders`, or
+    belong to its session, without this process. [] without /proc."""
     parents: dict[int, int] = {}
     found = set(leaders)
     running = set()
@@ -34,7 +34,7 @@ def members(*leaders: int) -> list[int]:
             found.add(pid)
         if state not in "ZX":
             running.add(pid)
-    # A parent may have a larger number than its child: numbers are used again.
+    # A parent's id may be larger than its child's, since ids are reused.
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return sorted(found & running - {os.getpid()})
@@ -50,8 +50,8 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def die_with(parent: int, number: int) -> None:
-    """Let this process get a signal when `parent`, which started it, dies; it ends at once where
-    that has happened already."""
+    """Make the kernel send a signal to this process when its parent, `parent`, dies; exit
+    immediately if it has died already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
@@ -59,14 +59,13 @@ def die_with(parent: int, number: int) -> None:
 
 
 def adopt() -> None:
-    """Become the parent of every process below this one whose own parent ends, so that `members`
-    finds it."""
+    """Become the parent of every orphaned descendant, so that `members` finds it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_members(leader: int) -> None:
-    """Kill what `members` finds of a leader, but not the leader."""
+    """Kill the processes that `members` finds for a leader, except the leader."""
     deadline = time.monotonic() + KILL_WAIT
     while left := set(members(leader)) - {leader}:
         send(left, signal.SIGKILL)

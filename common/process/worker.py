@@ -1,9 +1,9 @@
-"""One day's run, in a process of its own: load, check, try bad input, time; tells what happens.
+"""Run one day in a separate process: load, check, try bad input, time; send events.
 
-The process is forked from one that has imported torch and never touched CUDA. What it tells are
-events: see common/process/events.py. A day first does all that it can do while other days run on
-the same device. Then it asks for its turn, in which it has the device for itself: there it is
-timed, and checked on what takes most of the memory.
+The process is forked from one that has imported torch and never touched CUDA. Its events are
+defined in common/process/events.py. A day first does everything that it can do while other days run
+on the same device. Then it requests its turn, in which it has the device for itself, for the timing
+and for the checks that need most of the memory.
 """
 
 from __future__ import annotations
@@ -48,30 +48,29 @@ from common.process.events import (
     TurnOver,
 )
 
-# How the reason of a rung begins that failed by its accesses, where these are traced.
+# Beginning of the reason of a rung that failed by its traced accesses.
 ACCESSES_FOUND = "by its accesses:"
-MOST_FALLBACKS = 0.75  # of a rung's cases: what is more checks another rung
-COSTLY = 1.25  # times what PyTorch's call costs the host, above which a remark says so
+MOST_FALLBACKS = 0.75  # of a rung's cases: more would check another rung
+COSTLY = 1.25  # times the host's cost of PyTorch's call; above, a remark is added
 
-# Of a rung that fails where other days take memory too.
+# In messages of a rung that fails while other days take memory too.
 MEMORY_FULL = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a day's run. quick: fewer cases, a share of the bad inputs, shorter timing, and no bad
-    input where the CPU backend plays a card that the user chose. bench: time the rungs.
+    """The work of a day's run. quick: fewer cases, a share of the bad inputs, shorter timing, and no
+    bad input if the CPU backend simulates a card that the user chose. bench: time the rungs.
 
-    time_limit: seconds for the day, used by work that starts programs of its own. watched: a tool
-    looks at every access: no bands around tensors, which would hide overruns from it, one thread
-    order, and no bad input, which launches nothing and takes long under a tool; but tensors that
-    are not aligned where addresses are watched.
-    arguments: words that call the runner again for the same days, e.g. ("--days", "…").
-    debug: on the CPU, check in more orders, and wait for threads that hang a second at most.
-    rungs: run only these of the day, () for all. alone: time them beside PyTorch's call only, hold
-    them against no target, and show nothing of the day. first_calls: check one call on each case,
-    and no bad input. explain: make further calls of a rung that fails, to see why. threads: of
-    PyTorch on the host until the day's turn, 0 for as many as it takes by itself.
+    time_limit: seconds for the day, used by work that starts other programs. watched: a tool traces
+    every access: no bands around tensors, which would hide overruns from it, one thread order, and
+    no bad input, which launches nothing and takes long under a tool, except unaligned tensors if
+    addresses are watched. arguments: words that call the runner again for the same days, e.g.
+    ("--days", "…"). debug: on the CPU, check in more orders, and wait for hanging threads for a
+    second at most. rungs: run only these rungs of the day, () for all. alone: time them against
+    PyTorch's call only, without targets, and skip the day's `show`. first_calls: check one call on
+    each case, and no bad input. explain: make further calls of a failing rung to find the cause.
+    threads: of PyTorch on the host until the day's turn, 0 for PyTorch's default.
     """
 
     quick: bool = False
@@ -87,7 +86,7 @@ class Work:
     threads: int = 0
 
     def of(self, lesson: Lesson) -> tuple[Problem, ...]:
-        """Return the day's problems with the rungs that are to run."""
+        """Return the day's problems with the rungs to run."""
         problems = lesson.problems
         if self.alone:
             problems = tuple(
@@ -110,14 +109,14 @@ def run_this(day: Day, device: str, work: Work, *options: str) -> list[str]:
 
 
 class BuiltOtherwise(Exception):
-    """The sources are no longer those that were built; the message says what to do."""
+    """The sources have changed since they were built; the message contains the fix."""
 
 
 @dataclass
 class Run:
-    """What the steps of a day's run share. rungs: the names of the day's. broken: why the device
-    works no longer. last: no other day holds memory of the device. own_threads: as many as PyTorch
-    takes by itself."""
+    """Shared state of the steps of a day's run. rungs: names of the day's rungs. broken: why the
+    device no longer works. last: no other day holds memory of the device. own_threads: PyTorch's
+    default number of threads."""
 
     day: Day
     platform: Platform
@@ -140,7 +139,7 @@ class Run:
 
     @property
     def goes_beyond(self) -> bool:
-        """Return whether rungs are tried beyond 2^31 elements."""
+        """Return True if rungs are tried beyond 2^31 elements."""
         work, on_gpu = self.work, self.backend.name == "cuda"
         return on_gpu and not (work.quick or work.watched or work.first_calls)
 
@@ -154,8 +153,8 @@ class Run:
 
 
 def explain(error: BaseException) -> tuple[str, list[str]]:
-    """Return an exception as one line and as the lines of its traceback that lie in the repository.
-    Of code that is no Python, its line."""
+    """Return an exception as one line, and the lines of its traceback that lie in the repository;
+    for a SyntaxError, the faulty line."""
     if isinstance(error, SyntaxError) and error.filename:
         place = error.filename.removeprefix(f"{ROOT}/")
         line = f"{place}:{error.lineno}: {(error.text or '').strip()}"
@@ -169,7 +168,7 @@ def explain(error: BaseException) -> tuple[str, list[str]]:
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """Drop what libraries warn of and log: on calls made for a check or for a time, that is not the
+    """Suppress warnings and logs of libraries: on calls for a check or a time, they are not the
     day's output."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -181,7 +180,7 @@ def without_advice() -> Iterator[None]:
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Check and times every rung of a built day, telling `channel` as it goes."""
+    """Check and time every rung of a built day, and send events to `channel`."""
     channel.emit(Stage("", "loading the day"))
     try:
         lesson = load_lesson(day)
@@ -225,7 +224,7 @@ def _shows(run: Run, lesson: Lesson) -> bool:
 
 
 def _show(run: Run, lesson: Lesson, operators: Any) -> None:
-    """Let the day print what it has to show, and make its files; the runner passes both on."""
+    """Run the day's `show`, whose output and files go to the runner."""
     assert lesson.show is not None
     run.stage("", "showing what it does")
     try:
@@ -246,8 +245,8 @@ def _show(run: Run, lesson: Lesson, operators: Any) -> None:
 class _Checked:
     """A problem's rungs after their checks.
 
-    pending: outcomes of those that passed and go on in the day's turn, by name; calls: what calls
-    them. again: those that found the memory full.
+    pending: outcomes, by name, of passed rungs that continue in the day's turn; calls: their calls.
+    again: rungs that found the memory full.
     """
 
     problem: Problem
@@ -262,12 +261,12 @@ class _Checked:
         return run.goes_beyond and not beyond.why_not(self.problem, rung)
 
     def timed_calls(self, run: Run) -> dict[str, Callable[..., Any]]:
-        """Return those that are timed, in the problem's order."""
+        """Return the calls to time, in the problem's order."""
         rungs = [r for r in self.problem.rungs if r.name in self.pending and self.timed(run, r)]
         return {rung.name: self.calls[rung.name] for rung in rungs}
 
     def on_host(self, run: Run) -> bool:
-        """Return whether the host's clock times one of them."""
+        """Return True if one of them is timed by the host's clock."""
         names = self.timed_calls(run)
         if run.platform.device == "cpu":
             return bool(names)
@@ -275,7 +274,7 @@ class _Checked:
 
 
 def _check_problem(run: Run, problem: Problem, operators: Any) -> _Checked:
-    """Check the rungs as far as other days may run on the device too."""
+    """Check the rungs as far as possible while other days run on the device."""
     found = _Checked(problem)
     for rung in problem.rungs:
         if not _check_one(run, found, rung, operators, last=False):
@@ -284,9 +283,9 @@ def _check_problem(run: Run, problem: Problem, operators: Any) -> _Checked:
 
 
 def _check_one(run: Run, found: _Checked, rung: Rung, operators: Any, last: bool) -> bool:
-    """Check a rung and files its outcome; False where the device works no longer.
+    """Check a rung and file its outcome; return False if the device no longer works.
 
-    last: the day has the device for itself, so memory that is full is the rung's own failure.
+    last: the day has the device for itself, so full memory is the rung's own failure.
     """
     call, outcome = check_rung(run, found.problem, rung, operators)
     if outcome.status == PASS and (found.timed(run, rung) or found.goes_beyond(run, rung)):
@@ -307,7 +306,7 @@ def _found_memory_full(run: Run, outcome: RungOutcome) -> bool:
 
 
 def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]) -> None:
-    """Do what is left of the day with the device for itself, where anything is."""
+    """Do the rest of the day with the device for itself, if there is any."""
     shows = _shows(run, lesson)
     if not shows and not any(each.pending or each.again for each in checked):
         return
@@ -342,7 +341,7 @@ def _be_last(run: Run) -> None:
 
 
 def _finish_problem(run: Run, checked: _Checked, operators: Any) -> None:
-    """Do what of a problem needs the device alone."""
+    """Do the part of a problem that needs exclusive use of the device."""
     problem, pending = checked.problem, checked.pending
     for rung in checked.again:
         _be_last(run)
@@ -412,9 +411,9 @@ def check_rung(
         outcome.checked = result.checked
         _take(outcome, result)
         _take_fallbacks(run, outcome, result, rung, operators)
-        # Where addresses are watched, a vector access that is not aligned ends the launch.
+        # If addresses are watched, an unaligned vector access ends the launch.
         shifted = run.work.watched and run.platform.variant in ("address", "zeroed")
-        # What a launcher refuses does not depend on the card that is played.
+        # A launcher's refusals do not depend on the simulated card.
         known = run.work.quick and bool(run.platform.model)
         more = not run.work.first_calls
         if outcome.status == PASS and more and (shifted or not (run.work.watched or known)):
@@ -445,11 +444,10 @@ def check_rung(
 def _take_fallbacks(
     run: Run, outcome: RungOutcome, result: rungs.CheckResult, rung: Rung, operators: Any
 ) -> None:
-    """Tell of the cases for which another rung's kernel did the work. It is a failure where that is
-    no rung of the day, and where it did for nearly all cases, on a card that lacks nothing: then
-    they hardly check the rung's own kernel.
-    """
-    run.fallback()  # of what came after the cases
+    """Record the cases on which another rung's kernel did the work. Fail if that kernel does not
+    belong to a rung of the day, or if it did nearly all cases on a full card, since these hardly
+    check the rung's own kernel."""
+    run.fallback()  # clears fallbacks of calls after the cases
     if not result.fallbacks:
         return
     to, count = result.fallbacks[-1], len(result.fallbacks)
@@ -475,18 +473,17 @@ def _take_fallbacks(
 
 
 def _is_rung(name: str, rungs: Collection[str]) -> bool:
-    """Return whether it is the name of a rung, or the end of one: kernels that several operators
-    share are named for none. Words with blanks between them describe a kernel that is no rung."""
+    """Return True for a rung's name, for the end of one (a kernel shared by several operators), and
+    for words with blanks, which describe a kernel that is not a rung."""
     return " " in name or any(f"_{rung}".endswith(f"_{name}") for rung in rungs)
 
 
 def load_rung(
     day: Day, todo: library.Build, rung: Rung, operators: Any
 ) -> tuple[Callable[..., Any], float | None]:
-    """Return the callable of a rung and, if it was built in a way of its own, the seconds that
-    took.
+    """Return the callable of a rung, and the seconds of its build if the rung has a custom `load`.
 
-    Raises LookupError where the day registers no such operator.
+    Raise LookupError if the day does not register such an operator.
     """
     if rung.load is not None:
         builder = own_way.Builder(todo)
@@ -520,9 +517,9 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
 
 
 def take_findings(run: Run, outcome: RungOutcome) -> None:
-    """Fail a rung that has races, whatever its results were. Reads of unwritten memory explain
-    wrong ones; beside right ones they are remarked, for memory begins with NaN, and no result has
-    it."""
+    """Fail a rung that has races, even if its results are right. Reads of unwritten memory explain
+    a failure; of a passed rung they are remarks, since unwritten memory holds NaN and no result
+    does."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
     shown = []
@@ -552,8 +549,7 @@ def take_findings(run: Run, outcome: RungOutcome) -> None:
 
 
 def _device_works(run: Run, culprit: str) -> bool:
-    """Return False where the failure has left the device in an error that no later call gets
-    past."""
+    """Return False if the failure left the device in an error that affects all later calls."""
     try:
         run.backend.synchronize()
     except RuntimeError as error:
@@ -600,8 +596,7 @@ def _time_problem(
 
 
 def _is_lesser(platform: Platform) -> bool:
-    """Return whether the card has less than compute capability 9.0, for which timing cases are
-    made."""
+    """Return True if the card has less than compute capability 9.0, the target of timing cases."""
     if platform.device == "cpu":
         return models.architecture(platform.model) < 900
     return int(sm(platform.arch).rstrip("af")) < 90
@@ -624,7 +619,7 @@ def _take_timing(
 
 
 def remark_host_time(outcome: RungOutcome) -> None:
-    """Add a remark with what a call costs the host where that is far more than PyTorch's."""
+    """Add a remark with the host's cost of a call if it far exceeds that of PyTorch's."""
     timing = outcome.timing
     ours, theirs = (timing.host_us, timing.pytorch_host_us) if timing else (None, None)
     if ours and theirs and ours > COSTLY * theirs:

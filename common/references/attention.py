@@ -1,4 +1,4 @@
-"""Attention in PyTorch: the reference of the days that compute it, and calls of one backend."""
+"""Compute attention in PyTorch: the reference of several days, and calls of a single backend."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn.attention import SDPBackend
 from common.base.outcome import Skip
 from common.check.draw import Draw
 
-# Of all heads. More are computed head by head: in float64 they would fill a GPU, of which other
+# For all heads. More are computed head by head: in float64 they would fill a GPU, of which other
 # processes have a part.
 SCORES_AT_ONCE = 1 << 29
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
     """Return o (B, H, S, D) and the log-sum-exp (B, H, S), in fp32 at least, of q (B, H, S, D) and
-    k, v (B, H, T, D). With a causal mask, row i sees the keys j <= i + T - S, so that the last row
-    sees all. A row that sees no key has o = 0 and the log-sum-exp -inf."""
+    k, v (B, H, T, D). With a causal mask, row i uses the keys j <= i + T - S, so that the last row
+    uses all. A row without keys has o = 0 and the log-sum-exp -inf."""
     if q.shape[1] > 1 and q.shape[:3].numel() * k.shape[2] > SCORES_AT_ONCE:
         heads = zip(*(x.split(1, 1) for x in (q, k, v)), strict=True)
         parts = [attention(one, keys, values, causal) for one, keys, values in heads]
@@ -37,8 +37,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Te
     return p @ v, lse.masked_fill(lse == torch.inf, torch.nan)
 
 
-# The switch of each backend: whether it is on, and how to set it. torch.nn.attention.sdpa_kernel
-# sets them too, but takes the host 10 µs, which would count as PyTorch's.
+# The functions that query and set each backend's switch. torch.nn.attention.sdpa_kernel
+# sets the switches too, but takes the host 10 µs, which would count as PyTorch's.
 _SWITCHES = {
     SDPBackend.FLASH_ATTENTION: (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
     SDPBackend.CUDNN_ATTENTION: (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
@@ -51,8 +51,8 @@ _SWITCHES = {
 
 
 def attention_by(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Return F.scaled_dot_product_attention by one backend; by any on the CPU, which has none of
-    FLASH and cuDNN. options: as that function has them. Raises Skip where the backend refuses."""
+    """Return F.scaled_dot_product_attention by one backend; by any on the CPU, which lacks FLASH
+    and cuDNN. options: of that function. Raise Skip if the backend refuses."""
     if q.is_cpu:
         return F.scaled_dot_product_attention(q, k, v, **options)
     before = [is_on() for is_on, _ in _SWITCHES.values()]
@@ -68,9 +68,9 @@ def attention_by(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, **options
 
 
 def ragged_lengths(draw: Draw, B: int, T: int) -> Tensor:
-    """Return tokens per sequence of a cache with room for T, (B) in int32. The first sequence fills
-    it. Of several, some have a length below 0 or beyond T, which counts as 0 or as T. Where time is
-    measured, all fill it."""
+    """Return tokens per sequence of a cache for T tokens, (B) in int32. The first sequence fills
+    it. Some others have a length below 0 or beyond T, which counts as 0 or as T. For timing, all
+    fill it."""
     lengths = draw(B, dtype="int32", low=0, high=T + 1)
     lengths[:1] = T
     if B > 2:
@@ -81,5 +81,5 @@ def ragged_lengths(draw: Draw, B: int, T: int) -> Tensor:
 
 
 def unused(lengths: Tensor, T: int) -> Tensor:
-    """Return (B, T): which tokens are beyond the length (B) of their sequence."""
+    """Return a bool mask (B, T) of the tokens beyond the length (B) of their sequence."""
     return torch.arange(T, device=lengths.device) >= lengths[:, None]

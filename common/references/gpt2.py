@@ -1,4 +1,4 @@
-"""The parameters of a GPT-2, by their shapes."""
+"""Shapes of the parameters of a GPT-2."""
 
 from __future__ import annotations
 

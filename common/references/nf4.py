@@ -1,4 +1,4 @@
-"""NF4's levels, and blocks rounded to given levels, for the references of kernels that do so."""
+"""Round blocks to NF4's or other levels, for the references of kernels that do so."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def nf4_levels() -> Tensor:
 
 
 def in_blocks(x: Tensor, size: int) -> Tensor:
-    """Return (n) -> (⌈n / size⌉, size), with zeros behind the end."""
+    """Return x, (n), as (⌈n / size⌉, size), padded with zeros."""
     return torch.nn.functional.pad(x, (0, -len(x) % size)).reshape(-1, size)
 
 
 def block_codes(blocks: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many thresholds lie below each number over its block's absmax, and the absmaxes.
+    """Return the number of thresholds below each number over its block's absmax, and the absmaxes.
 
     blocks: (blocks, size) fp32. thresholds: ascending, fp32. Returns (blocks, size) int64 and
     (blocks) fp32. All steps are in fp32, so that a kernel's codes can be equal. A block that is not

@@ -1,4 +1,4 @@
-"""Philox's random words in PyTorch, for the references of kernels that draw their own."""
+"""Compute Philox's random words in PyTorch, for the references of kernels that draw them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def philox_words(key: Tensor, low: Tensor, high: Tensor) -> Tensor:
     dim.
 
     key: 64 bits. low, high: the two halves of the counter of 128 bits. Day 33 teaches it and
-    compares it with the results that its authors publish: Salmon, Moraes, Dror, Shaw, "Parallel
-    random numbers: as easy as 1, 2, 3", 2011.
+    compares it with results published by its authors: Salmon, Moraes, Dror, Shaw, "Parallel random
+    numbers: as easy as 1, 2, 3", 2011.
     """
     counter = [low & _WORD, low >> 32 & _WORD, high & _WORD, high >> 32 & _WORD]
     for turn in range(10):

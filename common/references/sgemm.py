@@ -26,7 +26,7 @@ def sgemm(
     alpha: float = 1.0,
     beta: float = 0.0,
 ) -> Tensor:
-    """Return d, (M, N). C does not count where β is 0, whatever it holds."""
+    """Return d, (M, N). C is ignored if β is 0, even if it holds NaN."""
     product = alpha * ((a.t() if a_transposed else a) @ (b.t() if b_transposed else b))
     return product if c is None or beta == 0 else product + beta * c
 
@@ -40,7 +40,7 @@ def sgemm_by_cublas(
     alpha: float = 1.0,
     beta: float = 0.0,
 ) -> Tensor:
-    """Return cuBLAS in fp32. Raises RuntimeError where PyTorch is set to compute with TF32."""
+    """Return d by cuBLAS in fp32. Raise RuntimeError if PyTorch is set to compute with TF32."""
     if torch.get_float32_matmul_precision() != "highest":
         raise RuntimeError("TF32 is on: torch.set_float32_matmul_precision('highest') is needed")
     a, b = a.t() if a_transposed else a, b.t() if b_transposed else b
@@ -48,7 +48,7 @@ def sgemm_by_cublas(
 
 
 def sgemm_cost(case: Case) -> Cost:
-    """Return each of A, B and D moved once; 2 M N K operations."""
+    """Return the cost: each of A, B and D moved once; 2 M N K operations."""
     M, N, K = case.shape
     return Cost(bytes=4 * (M * K + K * N + M * N), flops=2 * M * N * K)
 
@@ -60,7 +60,7 @@ def sgemm_inputs(
     beta: float = 0.0,
     c: Third | None = None,
 ) -> Callable[[Case, Any], tuple[Any, ...]]:
-    """Return the `inputs` of a problem. c makes C, if there is one."""
+    """Return the `inputs` of a problem. c: returns C, None for no C."""
 
     def inputs(case: Case, draw: Any) -> tuple[Any, ...]:
         M, N, K = case.shape
@@ -79,7 +79,7 @@ def not_a_number(draw: Any, M: int, N: int) -> Tensor:
 
 
 def any_numbers(draw: Any, M: int, N: int) -> Tensor:
-    """Return a C like A and B."""
+    """Return a C drawn like A and B."""
     result: Tensor = draw(M, N)
     return result
 
@@ -87,8 +87,8 @@ def any_numbers(draw: Any, M: int, N: int) -> Tensor:
 def sgemm_problems(
     rungs: tuple[Rung, ...], cases: tuple[Case, ...], few: tuple[Case, ...]
 ) -> tuple[Problem, ...]:
-    """Return the layouts that are checked and not timed: Aᵀ · B and A · Bᵀ on `few` cases, and
-    everything at once on `cases`; and that C is not read where β is 0."""
+    """Return the problems that are checked, not timed: Aᵀ · B and A · Bᵀ on `few` cases, all
+    options together on `cases`; and one where β is 0 and C must not be read."""
 
     def problem(name: str, checked: tuple[Case, ...], **layout: Any) -> Problem:
         inputs = sgemm_inputs(**layout)

@@ -1,4 +1,4 @@
-"""Rates of SGEMM beside cuBLAS for many sizes, for the days of SGEMM: a table, data and a plot."""
+"""Compare SGEMM's rates with cuBLAS for many sizes, for the days of SGEMM: table, data and plot."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SKINNY = (  # M, N, K
     *((16, 4096, 4096), (128, 4096, 4096), (4096, 16, 4096), (4096, 128, 4096)),
     *((4096, 4096, 16), (4096, 4096, 128), (128, 128, 65536), (1 << 20, 64, 64)),
 )
-# What is timed: M, N, K, whether A is transposed, whether B is.
+# The timed products: M, N, K, True for a transposed A, True for a transposed B.
 SGEMM_SIZES = (
     *((M, N, K, False, False) for M, N, K in (*((n, n, n) for n in SQUARES), *SKINNY)),
     *((4096, 4096, 4096, a, b) for a, b in ((True, False), (False, True), (True, True))),
 )
-FILES = ("sizes.json", "sizes.svg")  # what --write stores of a GPU
+FILES = ("sizes.json", "sizes.svg")  # files that --write stores for a GPU
 
 
 def size_name(M: int, N: int, K: int, a_transposed: bool, b_transposed: bool) -> str:
-    """Return "256 × 512 × 64", with ", Aᵀ · B" where an operand is transposed."""
+    """Return "256 × 512 × 64", with ", Aᵀ · B" for a transposed operand."""
     a, b = ("ᵀ" if transposed else "" for transposed in (a_transposed, b_transposed))
     return f"{M} × {N} × {K}" + (f", A{a} · B{b}" if a_transposed or b_transposed else "")
 
@@ -46,7 +46,7 @@ def sgemm_operands(
 
 
 def sgemm_rates(calls: Mapping[str, Callable[..., object]], device: torch.device) -> dict[str, str]:
-    """Print TFLOP/s of all sizes, of each call and of cuBLAS, and return them as files: data and a
+    """Print TFLOP/s of each call and of cuBLAS for all sizes, and return them as files: data and a
     plot. α = 1, without C. calls: rungs by the names of their columns."""
     columns = {**calls, "cuBLAS": sgemm_by_cublas}
     found = {}
@@ -72,7 +72,7 @@ def sgemm_rates(calls: Mapping[str, Callable[..., object]], device: torch.device
 
 
 def svg(labels: Sequence[str], found: Sequence[Sequence[float]]) -> str:
-    """Return the rates of square products over their size, a line per label."""
+    """Return a plot of the rates of square products over their size, a line per label."""
 
     def draw(figure: Figure) -> None:
         axis = figure.subplots()

@@ -1,8 +1,8 @@
-"""Sparse matrices for days to multiply with, and the products that they are checked against.
+"""Make sparse matrices for the days that multiply them, and compute the expected products.
 
 A case of such a day has the shape (rows, cols, entries per row on average). Its dtype is that of
 the indices, int32 or int64; values are fp32. Its `values` name the kind of matrix: "banded", "power
-law", "empty rows", "full row"; others are uniform, where every place is as likely as any.
+law", "empty rows", "full row"; others are uniform, where every position is equally likely.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ POWER = 1.5  # of the power law: rows longer than n are n^-POWER of all
 
 
 def row_lengths(case: Case) -> Tensor:
-    """Return entries of each row, (rows,) int64 on the CPU; `sparse_matrix` shuffles most kinds."""
+    """Return the entries of each row, (rows,) int64 on the CPU; `sparse_matrix` shuffles most
+    kinds."""
     rows, cols, mean = case.shape
     row = torch.arange(rows)
     if case.values == "banded":
@@ -41,7 +42,7 @@ def row_lengths(case: Case) -> Tensor:
 def sparse_matrix(case: Case, draw: Callable[..., Tensor]) -> tuple[Tensor, ...]:
     """Return row_ptr (rows + 1,), col and value (nnz,), and a vector x (cols,).
 
-    Columns are sorted in each row, and one may be there twice. Draws of one case have equal shapes.
+    Columns are sorted in each row, and may occur twice. Draws of one case have equal shapes.
     """
     rows, cols, mean = case.shape
     numbers = case.values if case.values == "nonfinite" else "normal"
@@ -65,8 +66,8 @@ def sparse_matrix(case: Case, draw: Callable[..., Tensor]) -> tuple[Tensor, ...]
 
 
 def draw_on(device: torch.device) -> Callable[..., Tensor]:
-    """Return a draw for `sparse_matrix` by PyTorch's generator of the device, for what a day
-    shows."""
+    """Return a draw for `sparse_matrix` by PyTorch's generator of the device, for a day's
+    `show`."""
 
     def draw(
         *shape: int,
@@ -85,8 +86,7 @@ def draw_on(device: torch.device) -> Callable[..., Tensor]:
 def rows_of(row_ptr: Tensor, nnz: int) -> tuple[Tensor, Tensor]:
     """Return the row and the number of each entry that row_ptr names, (at most nnz,) int64.
 
-    Row pointers beyond [0, nnz] are taken as the nearer end; a row that ends before it begins has
-    no entries.
+    Row pointers beyond [0, nnz] are clamped to it; a row that ends before it begins is empty.
     """
     start, end = row_ptr.long().clamp(0, nnz)[:-1], row_ptr.long().clamp(0, nnz)[1:]
     length = (end - start).clamp(min=0)
@@ -96,23 +96,23 @@ def rows_of(row_ptr: Tensor, nnz: int) -> tuple[Tensor, Tensor]:
 
 
 def coo_product(row: Tensor, col: Tensor, value: Tensor, x: Tensor, rows: int) -> Tensor:
-    """Return y (rows,) of value's dtype, without the entries whose row or column does not exist."""
+    """Return y (rows,) of value's dtype, ignoring entries whose row or column does not exist."""
     there = (row >= 0) & (row < rows) & (col >= 0) & (col < len(x))
     row, col, value = row[there].long(), col[there].long(), value[there]
     return value.new_zeros(rows).index_add_(0, row, value * x[col])
 
 
 def csr_product(row_ptr: Tensor, col: Tensor, value: Tensor, x: Tensor) -> Tensor:
-    """Return the same from row pointers."""
+    """Return the product as `coo_product`, from row pointers."""
     row, entry = rows_of(row_ptr, len(col))
     return coo_product(row, col[entry], value[entry], x, len(row_ptr) - 1)
 
 
 def csr_to_ell(row_ptr: Tensor, col: Tensor, value: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return col and value (width, rows) of the first `width` entries of each row; -1 and 0 are
-    padding.
+    """Return col and value (width, rows) of the first `width` entries of each row; padding is -1
+    and 0.
 
-    Raises ValueError for a negative width.
+    Raise ValueError for a negative width.
     """
     if width < 0:
         raise ValueError(f"width: expected 0 or more, got {width}")
@@ -128,7 +128,7 @@ def csr_to_ell(row_ptr: Tensor, col: Tensor, value: Tensor, width: int) -> tuple
 
 
 def ell_product(ell_col: Tensor, ell_value: Tensor, x: Tensor) -> Tensor:
-    """Return y (rows,) of ell_value's dtype. Raises ValueError for an entry behind padding."""
+    """Return y (rows,) of ell_value's dtype. Raise ValueError for an entry after padding."""
     padding = ell_col < 0
     if bool((padding[:-1] & ~padding[1:]).any()):
         raise ValueError("ell_col: an entry follows padding")

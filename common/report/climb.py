@@ -1,4 +1,4 @@
-"""The chart of the front page: matrix products from the course's first kernel to its fastest."""
+"""Draw the front page's chart: matrix products from the course's first kernel to its fastest."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from common.base.figures import rate
 from common.base.outcome import RungOutcome
 from common.report.plot import Bar, Bars, Problem, drawn, problems_of
 
-# Of each day, the fastest rung of its first problem; of the first day, the first rung too.
+# For each day, the fastest rung of its first problem; for the first day, also the first rung.
 CLIMB = (7, 8, 51, 52, 54, 56)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A day's bar."""
+    """The bar of a day."""
 
     day: int
     bar: Bar
 
 
 def steps_of(days: Sequence[Day], results: Mapping[int, Sequence[RungOutcome]]) -> list[Step]:
-    """Return the steps of the climb that are measured. results: the rungs of each day."""
+    """Return the measured steps of the climb. results: the rungs of each day."""
     titles = {day.number: day.title for day in days}
     steps: list[Step] = []
     for number in CLIMB:
@@ -40,12 +40,12 @@ def steps_of(days: Sequence[Day], results: Mapping[int, Sequence[RungOutcome]]) 
 
 def _bar(label: str, problem: Problem, index: int) -> Bar:
     timing = problem.rungs[index].timing
-    assert timing  # of a problem that has a rate
+    assert timing  # its problem has a rate
     dtype = timing.case.split()[-1]
     return Bar(label, problem.rates[index], f"{rate(timing)}, {dtype}", problem)
 
 
 def climb(days: Sequence[Day], results: Mapping[int, Sequence[RungOutcome]]) -> str:
-    """Return the SVG of the climb; "" where nothing of it is measured. results: see `steps_of`."""
+    """Return the SVG of the climb; "" if nothing of it is measured. results: see `steps_of`."""
     bars = [step.bar for step in steps_of(days, results)]
     return drawn([Bars("Matrix products", bars)], "cuBLAS, as PyTorch calls it") if bars else ""

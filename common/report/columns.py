@@ -1,6 +1,6 @@
-"""The columns of every table of rungs: on the terminal, in a day's README, in progress.md.
+"""Define the columns of every table of rungs: on the terminal, in a README, in progress.md.
 
-A column is added here and nowhere else.
+A column is added only here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from common.base.outcome import PASS, RungOutcome, Timing
 class Column:
     """One figure of a rung.
 
-    heading: in Markdown. text: what an outcome shows; "" where it has no such figure. short, width:
-    heading and characters on the terminal, where width 0 leaves the column out. in_progress: shown
-    in progress.md too. meaning: what the figure says, for who meets it first; "" where the heading
-    does.
+    heading: in Markdown. text: returns the figure of an outcome, "" without one. short, width:
+    heading and characters on the terminal; width 0 omits the column. in_progress: also shown in
+    progress.md. meaning: an explanation for newcomers, "" if the heading is clear.
     """
 
     heading: str
@@ -42,7 +41,7 @@ class Column:
 
 
 def _timed(show: Callable[[Timing], str]) -> Callable[[RungOutcome], str]:
-    """Return `show` of the timing of a rung that passed; "" without one."""
+    """Return a function that applies `show` to the timing of a passed rung; "" without a timing."""
 
     def text(outcome: RungOutcome) -> str:
         timing = outcome.timing
@@ -52,15 +51,14 @@ def _timed(show: Callable[[Timing], str]) -> Callable[[RungOutcome], str]:
 
 
 def _state(outcome: RungOutcome) -> str:
-    """Return the time, or what is known instead."""
+    """Return the time, or another state."""
     if outcome.status != PASS:
         return f"{outcome.status}: {outcome.reason}"
     return duration(outcome.timing.ms / 1e3) if outcome.timing else "checked"
 
 
 def _library(timing: Timing, name: str) -> str:
-    """Return the ratio to the fastest library; name: how its name is added, with {} in its
-    place."""
+    """Return the ratio to the fastest library; name: format of its name, with {}."""
     if timing.best_library is None:
         return ""
     best, ms = timing.best_library
@@ -127,8 +125,7 @@ PROGRESS = tuple(column for column in COLUMNS if column.in_progress)
 def markdown_table(
     header: Sequence[str], left: Sequence[bool], rows: Sequence[Sequence[str]]
 ) -> list[str]:
-    """Return a Markdown table as lines; left: of each column, whether its text begins at the
-    left."""
+    """Return a Markdown table as lines; left: for each column, True to align its text left."""
     lines = [f"| {' | '.join(header)} |"]
     lines.append("|" + "|".join("---" if is_left else "---:" for is_left in left) + "|")
     lines += ["| " + " | ".join(map(in_markdown, row)) + " |" for row in rows]
@@ -136,8 +133,8 @@ def markdown_table(
 
 
 def in_markdown(text: str) -> str:
-    """Return the text as one line of Markdown that holds no tag and ends no cell of a table."""
+    """Return the text as one line of Markdown, with tags and cell separators escaped."""
     text = text.replace("&", "&amp;") if re.search(r"&#?\w+;", text) else text
-    text = re.sub(r"\\(?=\|)", r"\\\\", text)  # or it would undo the next escape
+    text = re.sub(r"\\(?=\|)", r"\\\\", text)  # otherwise it would undo the next escape
     text = text.replace("<", "&lt;").replace("|", "\\|")
     return " ".join(printable(text).split())

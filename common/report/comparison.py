@@ -1,4 +1,4 @@
-"""Two reports held against each other: what became slower or faster, what fails or passes now."""
+"""Compare two reports: list the rungs that are slower or faster, and that fail or pass now."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from common.base.figures import duration
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 
-WORSE = ("slower", "fails now", "skipped now", "gone")  # what makes a comparison fail
-QUIET = ("same", "not timed")  # what is counted, and not listed
+WORSE = ("slower", "fails now", "skipped now", "gone")  # changes that make a comparison fail
+QUIET = ("same", "not timed")  # changes that are counted, but not listed
 
 
 @dataclass(frozen=True)
 class Change:
     """One rung in both reports.
 
-    rung: its name, with its problem's where the day has several of this name. what: "slower",
-    "faster", "unclear", "fails now", "skipped now", "passes now", "gone", "new", "same" or "not
-    timed", of what is timed in one report only. before, after: times as text, or states. factor:
-    the new time over the old one, None where one is missing.
+    rung: its name, with its problem's if the day has several rungs of this name. what: "slower",
+    "faster", "unclear", "fails now", "skipped now", "passes now", "gone", "new", "same", or "not
+    timed" if only one report has its time. before, after: times as text, or states. factor: the new
+    time divided by the old one, None without both.
     """
 
     day: int
@@ -36,7 +36,7 @@ class Change:
 
     @property
     def percent(self) -> str:
-        """Return "+12.3 %", "" where a time is missing."""
+        """Return "+12.3 %", "" without both times."""
         return "" if self.factor is None else f"{(self.factor - 1) * 100:+.1f} %"
 
 
@@ -46,9 +46,9 @@ Key = tuple[int, str, str]
 def compare(old: Sequence[DayOutcome], new: Sequence[DayOutcome], threshold: float) -> list[Change]:
     """Return every rung of either report, in the order of the days.
 
-    threshold: by how much a time must change to count, e.g. 0.05; where the two measurements spread
-    more than that, a change within their spread is "unclear". Days that only one of the reports
-    has are left out: one may have run fewer days. See `in_one_only`.
+    threshold: the least relative change of a time that counts, e.g. 0.05; a larger change that is
+    within the spread of the two measurements is "unclear". Days in only one of the reports are left
+    out, since a run may cover fewer days. See `in_one_only`.
     """
     days = {o.number for o in old} & {o.number for o in new}
     before, after = _rungs(old, days), _rungs(new, days)
@@ -62,14 +62,14 @@ def compare(old: Sequence[DayOutcome], new: Sequence[DayOutcome], threshold: flo
 
 
 def in_one_only(old: Sequence[DayOutcome], new: Sequence[DayOutcome]) -> tuple[set[int], set[int]]:
-    """Return the days that only the old report has, and those that only the new one has."""
+    """Return the days in the old report only, and those in the new one only."""
     before, after = {o.number for o in old}, {o.number for o in new}
     return before - after, after - before
 
 
 def _rungs(outcomes: Sequence[DayOutcome], days: set[int]) -> dict[Key, RungOutcome]:
-    """Return the rungs of these days. A day without any, which did not build, has one of no
-    name."""
+    """Return the rungs of these days. A day without rungs, which did not build, has a nameless
+    one."""
     found: dict[Key, RungOutcome] = {}
     for outcome in outcomes:
         if outcome.number in days:
@@ -121,7 +121,7 @@ def _state(rung: RungOutcome) -> str:
 
 
 def compared_lines(changes: Sequence[Change]) -> list[tuple[str, str]]:
-    """Return what changed, a line each with its style, and a last line that counts."""
+    """Return a line with its style for each change, and a last line with the counts."""
     shown = [change for change in changes if change.what not in QUIET]
     width = max((len(change.rung) for change in shown), default=0)
     lines = []

@@ -1,4 +1,4 @@
-"""An SVG drawn element by element, whose colours hold in every renderer.
+"""Draw an SVG element by element, with colours that every renderer supports.
 
 Each element carries its colour for a light background as an attribute, which every renderer reads,
 and the colour's name as a class, by which a browser's style sheet replaces it on a dark one. Text
@@ -11,10 +11,10 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-ADVANCE = 0.62  # width of a character over the font size: that of the widest of these fonts
-SIZE = 12.0  # the font size of a text that names none
+ADVANCE = 0.62  # character width / font size, for the widest of these fonts
+SIZE = 12.0  # the default font size
 
-Colours = Mapping[str, tuple[str, str]]  # by name: on a light and on a dark background
+Colours = Mapping[str, tuple[str, str]]  # by name: colours on a light and on a dark background
 
 
 def width_of(text: str, size: float = SIZE) -> float:
@@ -25,7 +25,7 @@ def width_of(text: str, size: float = SIZE) -> float:
 class Drawing:
     """Elements on a background, from the first, at the bottom, to the last.
 
-    colours: all that its elements name, and "paper", that of the background. Lengths are in pixels,
+    colours: all names that its elements use, and "paper" for the background. Lengths are in pixels,
     from the top left corner.
     """
 
@@ -84,7 +84,7 @@ class Drawing:
     ) -> None:
         """Write a line of text on the baseline y; x is its "start", "middle" or "end", by anchor.
 
-        exact: it takes 0.6 of its size per character, whatever the font.
+        exact: set 0.6 of its size per character in every font.
         """
         shape: dict[str, object] = {"x": x, "y": y}
         if size != SIZE:
@@ -120,12 +120,12 @@ class Drawing:
 
 
 def _class(property_: str, colour: str) -> str:
-    """Return the class of what is filled, or drawn, in a colour."""
+    """Return the class of elements filled, or drawn, in a colour."""
     return colour if property_ == "fill" else f"{colour}-line"
 
 
 def _text(value: object) -> str:
-    """Return a number with one decimal at most, and anything else as it is."""
+    """Return a number with one decimal at most, and any other value unchanged."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 

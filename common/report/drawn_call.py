@@ -1,4 +1,4 @@
-"""Calls of rungs drawn: what their launches did, as lines for a terminal and as an SVG."""
+"""Draw calls of rungs with their launches, as lines for a terminal and as an SVG."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from common.report.launch_svg import Part, launches_as_svg
 from common.report.launch_words import headline, remarks
 
 WIDTH, MOST_LINES = 78, 30
-EMPTY = DrawnLaunch("", (0, 0, 0), (0, 0, 0))  # where a call launches nothing
+EMPTY = DrawnLaunch("", (0, 0, 0), (0, 0, 0))  # for a call that launches nothing
 
 
 @dataclass
 class DrawnCall:
-    """What the launches of a rung did on one case.
+    """The launches of a rung on one case.
 
-    case: "" where it has no sizes. notes: sentences about the call as a whole. more: launches that
-    are not in the drawing.
+    case: "" if it has no sizes. notes: sentences about the call as a whole. more: number of
+    launches that are not drawn.
     """
 
     rung: str
@@ -37,13 +37,13 @@ class DrawnCall:
 
     @staticmethod
     def from_json(data: Any) -> DrawnCall:
-        """Return the drawing that `to_json` gave. Raises PlainError, naming the field."""
+        """Return the drawing from the data of `to_json`. Raise PlainError, naming the field."""
         drawing: DrawnCall = decode(DrawnCall, data)
         return drawing
 
     @property
     def out_of_bounds(self) -> bool:
-        """Return whether a launch accessed what lies beside a tensor."""
+        """Return True if a launch accessed memory outside of a tensor."""
         return any(
             marks is not None and marks.outside > 0
             for launch in self.launches
@@ -53,11 +53,11 @@ class DrawnCall:
 
     @property
     def name(self) -> str:
-        """Return the rung, and the case where it has sizes."""
+        """Return the rung, and the case if it has sizes."""
         return f"{self.rung} on {self.case}" if self.case else self.rung
 
     def titles(self) -> list[str]:
-        """Return a heading for each launch; one where there is none."""
+        """Return a heading for each launch; a single one if there are no launches."""
         many = len(self.launches)
         if many == 1:
             return [f"{self.name}: {headline(self.launches[0])}"]
@@ -67,7 +67,7 @@ class DrawnCall:
         ] or [f"{self.name}: no launch"]
 
     def remarks(self) -> list[list[str]]:
-        """Return sentences below each launch; the last ones, about the call, below the last."""
+        """Return the sentences below each launch; those about the call follow the last ones."""
         found = [remarks(launch) for launch in self.launches] or [[]]
         if len(self.launches) > 1:
             for launch, said in zip(self.launches, found, strict=True):
@@ -91,21 +91,21 @@ class DrawnCall:
 
 @dataclass
 class DrawnRungs:
-    """Several calls drawn together. missing: sentences about the rungs that could not be drawn."""
+    """Several calls drawn together. missing: reasons for rungs that are not drawn."""
 
     calls: list[DrawnCall]
     missing: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(outcomes: Sequence[RungOutcome]) -> DrawnRungs:
-        """Return the drawings of outcomes, and why others have none. Raises PlainError, naming a
-        field, where one is no drawing."""
+        """Return the drawings of outcomes, and the reasons for missing ones. Raise PlainError,
+        naming a field, for an invalid drawing."""
         calls = [DrawnCall.from_json(outcome.drawing) for outcome in outcomes if outcome.drawing]
         missing = [f"{o.rung}: {o.reason or 'not drawn'}" for o in outcomes if not o.drawing]
         return DrawnRungs(calls, missing)
 
     def lines(self, width: int = WIDTH) -> list[str]:
-        """Return lines of at most `width` characters, at most MOST_LINES of each call."""
+        """Return lines of at most `width` characters, at most MOST_LINES per call."""
         lines = [line for call in self.calls for line in call.lines(width)]
         return lines + [part for text in self.missing for part in textwrap.wrap(text, width)]
 

@@ -1,4 +1,4 @@
-"""A launch as a drawing shows it: which thread read and wrote which element, as plain data."""
+"""Hold the drawing of a launch as plain data: which thread read and wrote which element."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 Sizes = tuple[int, int, int]  # along x, y, z
 
-SAME_ACCESS = "··"  # a cell whose element the access of the cell before it covers too
+SAME_ACCESS = "··"  # a cell covered by the access of the previous cell
 NEVER = "—"
-FEW = 3  # threads that a cell names
+FEW = 3  # most threads named in a cell
 
 
 @dataclass
 class Cell:
-    """An element that is shown. who: the blocks and threads that accessed it, each once, in order.
-    times: accesses of it. continues: the first access of it began at the element before."""
+    """A shown element. who: the blocks and threads that accessed it, each once, in order. times:
+    number of accesses. continues: its first access began at the previous element."""
 
     index: int
     who: list[tuple[int, int]]
@@ -28,9 +28,9 @@ class Cell:
 class Marks:
     """All reads, or all writes, of a tensor by one launch.
 
-    cells: of the elements that are shown. elements: that were accessed. least, most: accesses of
-    one of these. width: elements of most accesses. atomic: they were atomic. by_writer_of: the
-    tensor of which each thread writes the same elements, "" where that is not so. outside: accesses
+    cells: the shown elements. elements: number of accessed elements. least, most: accesses per such
+    element. width: elements of most accesses. atomic: the accesses were atomic. by_writer_of: a
+    tensor of which each thread writes the elements that it accesses here, or "". outside: accesses
     before the tensor's begin or beyond its end. example: one of these, (index, block, thread).
     """
 
@@ -47,8 +47,8 @@ class Marks:
 
 @dataclass
 class DrawnTensor:
-    """A tensor in global memory. whole: all its elements are shown. never: those that are shown and
-    were never written, of an output; never_count: all of them."""
+    """A tensor in global memory. whole: all its elements are shown. never: shown elements of an
+    output that were never written; never_count: number of all such elements."""
 
     name: str
     dtype: str
@@ -65,7 +65,7 @@ class DrawnTensor:
 
     @property
     def columns(self) -> int:
-        """Return the length of a row, of the last dimension; a column counts as a row."""
+        """Return the length of a row, the last dimension; a column counts as a row."""
         return self.shape[-1] if self.shape and self.shape[-1] > 1 else max(self.elements, 1)
 
     def place(self, first: int, last: int) -> str:
@@ -73,7 +73,7 @@ class DrawnTensor:
         if not self.shape:
             return ""
         where = [str(each) for each in unravelled(first, self.shape)]
-        # The dimension along which neighbours lie: the last, or of a column the one of its length.
+        # The dimension of neighbours: the last one or, for a column, the one with its length.
         varied = max((dim for dim, size in enumerate(self.shape) if size > 1), default=0)
         if last > first:
             where[varied] += f"..{int(where[varied]) + last - first}"
@@ -81,7 +81,7 @@ class DrawnTensor:
 
 
 def unravelled(index: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the index along each dimension of a flat one."""
+    """Return the index along each dimension for a flat index."""
     found = []
     for size in reversed(shape):
         found.append(index % max(size, 1))
@@ -91,11 +91,11 @@ def unravelled(index: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass
 class Phase:
-    """What a block did to a shared array between two barriers.
+    """A block's accesses to a shared array between two barriers.
 
-    writers, readers: how many threads. written, read: runs of elements, (first, last). links: some
-    of (element that a thread read, element that it wrote), where these differ. first: the elements
-    that the first thread of these read.
+    writers, readers: numbers of threads. written, read: runs of elements, (first, last). links:
+    some pairs of (element that a thread read, element that it wrote), if these differ. first: the
+    elements read by the first of these threads.
     """
 
     writers: int = 0
@@ -108,9 +108,9 @@ class Phase:
 
 @dataclass
 class DrawnShared:
-    """A shared array, in the first block that used it. elements: bytes over those of an access.
-    reads, writes: accesses. phases: those in which it was accessed. cells: its elements, where few
-    were accessed in few phases."""
+    """A shared array, in the first block that used it. elements: its bytes divided by those of an
+    access. reads, writes: numbers of accesses. phases: the phases with accesses. cells: its
+    elements, if few were accessed in few phases."""
 
     declaration: str
     bytes: int
@@ -126,11 +126,11 @@ class DrawnShared:
 class DrawnLaunch:
     """A launch of a kernel.
 
-    grid, block: blocks and threads along x, y, z. barriers: that a block passed. warp_meetings: how
-    often the lanes of a warp met, in shuffles, votes and __syncwarp: all numbers that there are, of
-    warps that did. idle: sentences
-    about threads that did nothing. threads: of how many threads of the first blocks the elements
-    are shown, 0 where all are. left_out: accesses that are not in the drawing.
+    grid, block: blocks and threads along x, y, z. barriers: number that a block passed.
+    warp_meetings: numbers of times that the lanes of a warp met, in shuffles, votes and __syncwarp,
+    over warps that did. idle: sentences about threads that did nothing. threads: number of threads
+    of the first blocks whose elements are shown, 0 for all. left_out: accesses that are not in the
+    drawing.
     """
 
     kernel: str
@@ -145,17 +145,17 @@ class DrawnLaunch:
     left_out: int = 0
 
     def block_name(self, block: int) -> str:
-        """Return a block's index: "3", of a grid with several dimensions "(1,0)"."""
+        """Return a block's index: "3", or "(1,0)" in a grid with several dimensions."""
         return _index(block, self.grid)
 
     def thread_name(self, thread: int) -> str:
-        """Return a thread's index as a cell shows it: "t3", of several dimensions "1,0"."""
+        """Return a thread's index as in a cell: "t3", or "1,0" in several dimensions."""
         name = _index(thread, self.block)
         return name[1:-1] if name[0] == "(" else f"t{name}"
 
     def text(self, cell: Cell) -> str:
-        """Return what a cell shows: the thread, up to FEW of them, "2,*" for threads that share
-        their x, "×5" for five accesses by others."""
+        """Return a cell's text: the threads, at most FEW of them, "2,*" for threads that share
+        their x, "×5" for five other accesses."""
         if cell.continues:
             return SAME_ACCESS
         threads = list(dict.fromkeys(thread for _, thread in cell.who))
@@ -168,18 +168,18 @@ class DrawnLaunch:
         return ",".join(parts) if set(parts) != {"*"} and len(shown) > 1 else f"×{cell.times}"
 
     def blocks(self, cell: Cell) -> tuple[int, ...]:
-        """Return the blocks that accessed it, each once."""
+        """Return the blocks that accessed the cell, each once."""
         return tuple(dict.fromkeys(block for block, _ in cell.who))
 
 
 def place_of(number: int, sizes: Sizes) -> tuple[int, int, int]:
-    """Return the place along x, y, z of a block or thread with this number."""
+    """Return the position along x, y, z of a block or thread with this number."""
     x, y, _ = sizes
     return number % x, number // x % y, number // (x * y)
 
 
 def _shown_dimensions(sizes: Sizes) -> list[int]:
-    """Return the dimensions that an index is written with: up to the last with several places."""
+    """Return the dimensions of a printed index: up to the last one larger than 1."""
     return list(range(max((dim + 1 for dim in range(3) if sizes[dim] > 1), default=1)))
 
 
@@ -189,5 +189,5 @@ def _index(number: int, sizes: Sizes) -> str:
 
 
 def sizes_text(sizes: Sizes) -> str:
-    """Return "256", or "32×8" of several dimensions."""
+    """Return "256", or "32×8" in several dimensions."""
     return "×".join(str(sizes[dim]) for dim in _shown_dimensions(sizes))

@@ -1,4 +1,4 @@
-"""Writing result files: whole or not at all."""
+"""Write result files completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
-LEAST = 1 << 20  # bytes of room for a file of results: a run of all days writes as much
+LEAST = 1 << 20  # free bytes for a file of results: a run of all days writes as many
 
 
 class ResultsError(Exception):
-    """Results cannot be read, written or stored; the message says what and why."""
+    """Results cannot be read, written or stored; the message contains the reason."""
 
 
 def check_writable(path: Path, room: int = LEAST) -> None:
-    """Raise ResultsError, naming the file, where `write_atomically` could not write it: before the
-    work whose results it is for. room: bytes that the disk must have left."""
+    """Raise ResultsError, naming the file, if `write_atomically` could not write it; call this
+    before the work that produces its content. room: bytes that must be free on the disk."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -33,10 +33,10 @@ def check_writable(path: Path, room: int = LEAST) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write the file whole or leave it as it was. What is no regular file (a device, a pipe) is
-    written to, not replaced. Raises ResultsError, naming the file.
+    """Write the file completely or leave it unchanged. A device or a pipe is written to, not
+    replaced. Raise ResultsError, naming the file.
 
-    In a text, a lone surrogate, as a byte of a path that is no UTF-8 is read, becomes "?".
+    In a text, a lone surrogate, which stands for a byte of a path that is not UTF-8, becomes "?".
     """
     written = content.encode("utf-8", "replace") if isinstance(content, str) else content
     temporary = ""

@@ -1,5 +1,4 @@
-"""The terms of the course: what each means, which day introduces it, and where one is used too
-early."""
+"""Collect the course's terms with their meanings and days, and find uses before these days."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _FILE = Path(__file__).with_name("glossary.toml")
 
 @dataclass(frozen=True)
 class Term:
-    """name: as a day's INTRODUCES has it. text: one sentence. also: other spellings."""
+    """A term. name: as in a day's INTRODUCES. text: one sentence. also: other spellings."""
 
     name: str
     text: str
@@ -26,7 +25,7 @@ class Term:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Find the term in prose: whole words, also in the plural; a blank may be a line's end."""
+        """Return a regex for the term in prose: whole words, with plurals, across line breaks."""
         spellings = "|".join(re.escape(s).replace(r"\ ", r"\s+") for s in (self.name, *self.also))
         return re.compile(rf"(?<![\w-])(?:{spellings})s?(?![\w-])", re.IGNORECASE)
 
@@ -41,7 +40,7 @@ def terms() -> dict[str, Term]:
 
 
 def introduced(days: Sequence[Day]) -> dict[str, Day]:
-    """Return the day that introduces each term; of two, the earlier one."""
+    """Return the day that introduces each term; the earlier one of two."""
     found: dict[str, Day] = {}
     for day in sorted(days, key=lambda day: day.number):
         for name in day.introduces:
@@ -71,8 +70,8 @@ _COMMENT = re.compile(r"(?:^[ \t]*//.*\n?)+|//.*", re.MULTILINE)
 
 
 def prose_of(day: Day) -> dict[Path, list[str]]:
-    """Return what a reader reads of a day, by file, in paragraphs: the README without code and
-    generated blocks, and the comments of its sources."""
+    """Return the prose of a day, by file, in paragraphs: the README without code and generated
+    blocks, and the comments of its sources."""
     found: dict[Path, list[str]] = {}
     readme = day.folder / "README.md"
     if readme.is_file():
@@ -109,7 +108,7 @@ def used_too_early(days: Sequence[Day]) -> list[str]:
     return found
 
 
-# Words that a reader of Nsight's reports, NVIDIA's guide or a paper does not meet, and what to say.
+# Words that Nsight's reports, NVIDIA's guide and papers do not use, with their replacements.
 _UNIT = (
     r"(?:row|thread|block|warp|element|step|level|sum|launch|call|tile|lane|multiprocessor|clock|"
     r"pixel|column|head|key|query|rung)"

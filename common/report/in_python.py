@@ -1,4 +1,4 @@
-"""How a day's .cu files get into Python: a generated block, the first lines of its README."""
+"""Generate the first block of a day's README: how its .cu files get into Python."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _BOUND = re.compile(r"^(?:HOST_)?RUNG\(\s*\w+,\s*(\w+)|\bm\.def\(\s*\"(\w+)\(", 
 
 
 def python_block(day: Day) -> str:
-    """Return the call that builds the day, and a call of its first rung; on a day whose SOURCE
-    binds nothing, only the command that builds it in its own ways."""
+    """Return the call that builds the day, and a call of its first rung; or, for a day whose SOURCE
+    binds nothing, only the command that builds it."""
     command = f"# python days/{day.name}/day.py"
     sources = ", ".join(f'"{source.name}"' for source in day.library_sources)
     load = f'torch.utils.cpp_extension.load("{day.name}", [{sources}], is_python_module=False)'
@@ -38,7 +38,7 @@ def first_call(day: Day) -> str:
 
 
 def _signature(returned: str, parameters: str) -> tuple[str, list[str]]:
-    """Return what takes a launcher's result, and the names of its parameters; "..." for a macro."""
+    """Return the target of a launcher's result and its parameters' names; "..." for a macro."""
     words = [re.findall(r"\w+", each) for each in re.sub(r"<[^<>]*>", "", parameters).split(",")]
     given = [each[-1] if len(each) > 1 else "..." for each in words if each]
     return "" if returned == "void" else "y = ", given

@@ -1,4 +1,4 @@
-"""A launch drawn as plain lines of text, for a terminal."""
+"""Draw a launch as plain lines of text, for a terminal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_LISTED = 18  # phases of a shared array
 @dataclass
 class _Row:
     """Neighbouring elements of a row that the same blocks accessed. first: its first element.
-    blocks: () where none accessed it. last: the first element of the last of several such rows that
-    are alike, one below the other. step: 1 where each of these is the next block's."""
+    blocks: () if none accessed it. last: the first element of the last of several consecutive equal
+    rows. step: 1 if each of these belongs to the next block."""
 
     first: int
     blocks: tuple[int, ...]
@@ -30,7 +30,7 @@ class _Row:
 
 def launch_lines(launch: DrawnLaunch, said: Sequence[str], width: int, most: int) -> list[str]:
     """Return at most `most` lines of at most `width` characters that show a launch, without its
-    heading: of its memory as much as fits, then the sentences `said`."""
+    heading: as much of its memory as fits, then the sentences `said`."""
     written = [tensor for tensor in launch.tensors if tensor.writes or tensor.never_count]
     parts = [_Part(tensor, tensor.writes or Marks(), "written") for tensor in written]
     parts += [_Part(tensor, tensor.reads, "read") for tensor in launch.tensors if tensor.reads]
@@ -48,7 +48,7 @@ def launch_lines(launch: DrawnLaunch, said: Sequence[str], width: int, most: int
 
 @dataclass(frozen=True)
 class _Part:
-    """What was "written" of a tensor, or "read"."""
+    """The "written" or "read" part of a tensor."""
 
     tensor: DrawnTensor
     marks: Marks
@@ -60,7 +60,7 @@ def _wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
 
 
 def _said(launch: DrawnLaunch, part: _Part) -> str:
-    """Return all that is said of it but its name: parts of which the same is said are one."""
+    """Return the part's description without its name; parts with equal descriptions are merged."""
     said = summary(launch, part.tensor, part.marks, part.what)
     shape = f"({'×'.join(map(str, part.tensor.shape))})"
     outside = outside_text(launch, part.tensor, part.marks, part.what)
@@ -69,7 +69,7 @@ def _said(launch: DrawnLaunch, part: _Part) -> str:
 
 
 def _part_lines(launch: DrawnLaunch, parts: Sequence[_Part], width: int) -> list[str]:
-    """Return the lines of tensors of which the same is said."""
+    """Return the lines of tensors with equal descriptions."""
     first = parts[0]
     tensor, marks = first.tensor, first.marks
     names = ", ".join(part.tensor.name for part in parts)
@@ -77,7 +77,7 @@ def _part_lines(launch: DrawnLaunch, parts: Sequence[_Part], width: int) -> list
     lines = _wrapped(f"{names} {shape}  {said}", width)
     if outside:
         lines += _wrapped(outside, width, "    ")
-    # What a formula says is drawn of what the launch writes, and of nothing else.
+    # A formula replaces the cells, except for writes to global memory.
     drawn_too = first.what == "written" and not tensor.name.startswith("shared")
     in_words = marks.by_writer_of or (rule(launch, tensor, marks) and not drawn_too)
     if not in_words:
@@ -95,7 +95,7 @@ def _cell_lines(
     most: int,
     width: int,
 ) -> list[str]:
-    """Return lines of cells: each with the place of its elements, the block, and the threads."""
+    """Return lines of cells: each with the index of its elements, the block, and the threads."""
     rows = _rows(launch, tensor, marks.cells, never)
     stride = _stride(tensor)
     several = len({row.blocks for row in rows if row.blocks}) > 1 or any(r.step for r in rows)
@@ -130,7 +130,7 @@ def _blocks_text(launch: DrawnLaunch, row: _Row, columns: int) -> str:
 def _rows(
     launch: DrawnLaunch, tensor: DrawnTensor, cells: Sequence[Cell], never: Sequence[int]
 ) -> list[_Row]:
-    """Return the cells in rows; rows of a matrix that are alike, one below the other, as one."""
+    """Return the cells in rows; consecutive equal rows of a matrix are merged."""
     items: list[tuple[int, Cell | None]] = [(cell.index, cell) for cell in cells]
     items = sorted([*items, *((index, None) for index in never)], key=lambda item: item[0])
     found: list[_Row] = []
@@ -148,12 +148,12 @@ def _rows(
 
 
 def _stride(tensor: DrawnTensor) -> int:
-    """Return how far apart rows are that may be alike; of a vector, its elements."""
+    """Return the distance of rows that may be merged; for a vector, of its elements."""
     return tensor.columns if len(tensor.shape) == 2 and tensor.shape[1] > 1 else 1
 
 
 def _merged(rows: Sequence[_Row], stride: int) -> list[_Row]:
-    """Return the rows, those that are alike and lie one below the other as one."""
+    """Return the rows with consecutive equal ones merged."""
     merged: list[_Row] = []
     for row in rows:
         above = merged[-1] if merged else None
@@ -169,7 +169,7 @@ def _merged(rows: Sequence[_Row], stride: int) -> list[_Row]:
 
 
 def _follows(first: tuple[int, ...], other: tuple[int, ...], times: int) -> bool:
-    """Return whether these are single blocks, the other so many behind the first."""
+    """Return True for single blocks of which the other is `times` blocks after the first."""
     return len(first) == len(other) == 1 and other[0] == first[0] + times
 
 
@@ -216,6 +216,6 @@ def _shared_lines(launch: DrawnLaunch, shared: DrawnShared, width: int) -> list[
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """Return the texts in a list, of many the first ones."""
+    """Return the texts as a list, shortened to the first ones if there are many."""
     more = len(texts) > MOST_LISTED
     return ", ".join(texts[:MOST_LISTED]) + (" …" if more else "")

@@ -1,5 +1,5 @@
-"""Launches drawn as an SVG: tensors as cells with the threads that accessed them, in a colour for
-each block, and shared arrays barrier by barrier."""
+"""Draw launches as an SVG: tensors as cells with the threads that accessed them, coloured by block,
+and shared arrays barrier by barrier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = {
     "wrong": ("#cf222e", "#ff7b72"),
     "link": ("#8c959f", "#6e7681"),
     "on-block": ("#ffffff", "#ffffff"),
-    # Of blocks, for what they wrote and for what they read.
+    # Colours of blocks, for their writes and for their reads.
     "block0": ("#2f6fb5", "#1f6feb"),
     "block1": ("#bc4c00", "#bd561d"),
     "block2": ("#1a7f37", "#238636"),
@@ -34,26 +34,26 @@ COLOURS = {
 }
 WIDTH, _MARGIN, _GAP = 860.0, 16.0, 26.0
 _TITLE, _SMALL = 15.0, 11.0  # font sizes
-_HEIGHT, _BETWEEN = 22.0, 3.0  # of a cell, and the space between two
-_NARROW = 250.0  # the least width of what is said of a tensor
+_HEIGHT, _BETWEEN = 22.0, 3.0  # of a cell, and between two cells
+_NARROW = 250.0  # the least width of a tensor's description
 _PER_LINE = 16  # cells of a vector in a line: whole accesses of 2, 4, 8 and 16 elements
-_STRIP, _PHASE = 9.0, 26.0  # heights of a strip of shared memory, and from one to the next
+_STRIP, _PHASE = 9.0, 26.0  # height of a strip of shared memory, and distance to the next
 _STRIPS = 560.0  # the width of such a strip
-_STRIPS_TOP = 52.0  # the height of what stands above the first
+_STRIPS_TOP = 52.0  # the height of the text above the first strip
 _MOST_PHASES = 24
-_COLOURED = 4  # blocks with a colour of their own
+_COLOURED = 4  # blocks with distinct colours
 
 
 @dataclass
 class _Box:
-    """Something that is drawn at a place. draw(x, y)."""
+    """A part of the drawing with its size. draw(x, y)."""
 
     width: float
     height: float
     draw: Callable[[float, float], None]
 
 
-Part = tuple[str, DrawnLaunch | None, Sequence[str]]  # its heading, and notes below it
+Part = tuple[str, DrawnLaunch | None, Sequence[str]]  # heading, launch, and notes below it
 
 
 def launches_as_svg(parts: Sequence[Part]) -> str:
@@ -74,7 +74,7 @@ def launches_as_svg(parts: Sequence[Part]) -> str:
 
 
 def _draw_launch(drawing: Drawing, launch: DrawnLaunch, y: float) -> float:
-    """Draw what was read, the shared arrays, and what was written; return where it ends."""
+    """Draw the tensors read, the shared arrays, the tensors written; return the y of its end."""
 
     def box(tensor: DrawnTensor, marks: Marks, what: str) -> _Box:
         return _tensor_box(drawing, launch, tensor, marks, what)
@@ -98,7 +98,7 @@ def _draw_launch(drawing: Drawing, launch: DrawnLaunch, y: float) -> float:
 
 
 def _flow(boxes: Sequence[_Box], y: float) -> float:
-    """Draw boxes from left to right, as many in a line as fit; return where they end."""
+    """Draw boxes from left to right, as many per line as fit; return the y of their end."""
     x, height = _MARGIN, 0.0
     for box in boxes:
         if x > _MARGIN and x + box.width > WIDTH - _MARGIN:
@@ -110,7 +110,7 @@ def _flow(boxes: Sequence[_Box], y: float) -> float:
 
 
 def _draw_legend(drawing: Drawing, launch: DrawnLaunch, y: float) -> float:
-    """Draw what the colours stand for; return where it ends."""
+    """Draw the meaning of the colours; return the y of its end."""
     blocks: dict[tuple[int, ...], None] = {}
     for tensor in [*launch.tensors, *(s.cells for s in launch.shared if s.cells)]:
         for marks in (tensor.reads, tensor.writes):
@@ -144,7 +144,7 @@ def _pale(blocks: Sequence[int]) -> str:
 
 
 def _lines_of(tensor: DrawnTensor, indices: Sequence[int]) -> list[list[int]]:
-    """Return the indices in lines: neighbours of one row, at most _PER_LINE of a vector."""
+    """Return the indices in lines: neighbours of one row, at most _PER_LINE for a vector."""
     lines: list[list[int]] = []
     vector = tensor.columns == tensor.elements
     for index in indices:
@@ -160,7 +160,7 @@ def _lines_of(tensor: DrawnTensor, indices: Sequence[int]) -> list[list[int]]:
 def _tensor_box(
     drawing: Drawing, launch: DrawnLaunch, tensor: DrawnTensor, marks: Marks, what: str
 ) -> _Box:
-    """Return a tensor's cells, each with the thread that read or wrote it."""
+    """Return the box of a tensor's cells, each with the thread that read or wrote it."""
     cells = {cell.index: cell for cell in marks.cells}
     never = set(tensor.never) if what == "written" else set()
     lines = _lines_of(tensor, sorted({*cells, *never}))
@@ -201,7 +201,7 @@ def _draw_line(
     at: tuple[float, float],
     width: float,
 ) -> None:
-    """Draw one line of cells; the elements of one access are one cell."""
+    """Draw one line of cells, with the elements of one access in one cell."""
     x, y = at
     step = width + _BETWEEN
     number = 0
@@ -222,7 +222,7 @@ def _draw_line(
         written = what == "written"
         fill = _colour(blocks) if written else _pale(blocks)
         drawing.rectangle(left, y, wide, _HEIGHT, fill)
-        for border in range(1, end - number):  # of the elements in one access
+        for border in range(1, end - number):  # between the elements of one access
             middle = left + border * step - _BETWEEN / 2
             for ends in ((y, y + 4), (y + _HEIGHT - 4, y + _HEIGHT)):
                 drawing.line([(middle, ends[0]), (middle, ends[1])], "paper", width=1.5)
@@ -242,7 +242,7 @@ def _draw_frame(drawing: Drawing, x: float, y: float, width: float, colour: str)
 
 
 def _strips_box(drawing: Drawing, launch: DrawnLaunch, shared: DrawnShared) -> _Box:
-    """Return a shared array as strips, one per phase between barriers: full where it was written,
+    """Return a shared array as one strip per phase between barriers: full where it was written,
     pale where it was only read; lines lead from elements that a thread read to the one it wrote."""
     phases = shared.phases[:_MOST_PHASES]
     more = len(shared.phases) - len(phases)

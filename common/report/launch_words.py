@@ -1,4 +1,4 @@
-"""What is said of a launch that is drawn: the same on a terminal and in an SVG."""
+"""Describe a drawn launch in sentences, used on a terminal and in an SVG."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def headline(launch: DrawnLaunch) -> str:
 
 
 def summary(launch: DrawnLaunch, tensor: DrawnTensor, marks: Marks, what: str) -> str:
-    """Return one line about the reads ("read") or writes ("written") of a tensor: how often."""
+    """Return one line on how often the elements of a tensor were "read" or "written"."""
     if not marks.elements:
         return f"never {what}"
     verb = "updated atomically" if marks.atomic else what
@@ -74,7 +74,7 @@ def summary(launch: DrawnLaunch, tensor: DrawnTensor, marks: Marks, what: str) -
 
 
 def outside_text(launch: DrawnLaunch, tensor: DrawnTensor, marks: Marks, what: str) -> str:
-    """Return a sentence about accesses beside the tensor; "" where there are none."""
+    """Return a sentence about accesses outside of the tensor, or ""."""
     if not marks.outside or marks.example is None:
         return ""
     index, block, thread = marks.example
@@ -85,13 +85,13 @@ def outside_text(launch: DrawnLaunch, tensor: DrawnTensor, marks: Marks, what: s
     )
 
 
-FEW = 4  # cells, of which no formula is given
+FEW = 4  # fewer cells get no formula
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """An element and the one thread that accessed it. index: along each dimension, and flat. block,
-    thread: their numbers. x, y: the thread's place in the grid."""
+    """An element with the only thread that accessed it. index: along each dimension; flat: the flat
+    index. block, thread: their numbers. x, y: the thread's position in the grid."""
 
     index: tuple[int, ...]
     flat: int
@@ -101,7 +101,7 @@ class _Seen:
     y: int
 
 
-# What may hold for all elements of a matrix in a grid of two dimensions, of one in a grid of one,
+# Formulas that may hold for all elements of a matrix in a 2D grid, of one in a 1D grid,
 # and of a vector; with the elements per access.
 _Rule = tuple[str, Callable[[_Seen, int], bool]]
 _OF_MATRIX: tuple[_Rule, ...] = (
@@ -118,11 +118,11 @@ _OF_VECTOR: tuple[_Rule, ...] = (
 
 
 def rule(launch: DrawnLaunch, tensor: DrawnTensor, marks: Marks) -> str:
-    """Return which thread accesses which element, in one formula that holds for all cells; ""
-    where none is known that does, they are few, or some of a tensor are not accessed. Shared
-    memory is that of one block."""
+    """Return a formula, valid for all cells, of which thread accesses which element; "" if none is
+    known, there are few cells, or some elements of a tensor are not accessed. Shared memory is that
+    of one block."""
     shared = tensor.name.startswith("shared")
-    some = not shared and marks.elements < tensor.elements  # which ones is shown
+    some = not shared and marks.elements < tensor.elements  # then the cells are shown
     if len(marks.cells) < FEW or some or any(len(cell.who) > 1 for cell in marks.cells):
         return ""
     found = []

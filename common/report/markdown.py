@@ -1,16 +1,16 @@
-"""What is generated from stored results: progress.md, and blocks of the READMEs.
+"""Generate progress.md and blocks of the READMEs from stored results.
 
-A block stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
+A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
     python        how the day's .cu files get into Python
-    run           what `run_day.py N` prints
+    run           the output of `run_day.py N`
     results       the table of the day's rungs
     practice      the day's exercises
     neighbours    links to the day before and the day after
-    scoreboard    where a README has it: CUDA beside Triton or Numba, on all days of its part
-    climb         of the front page: the chart of the matrix products
-    recorded      of the front page: the picture of a run
-    curriculum    of the front page: the parts, with what they end with
+    scoreboard    in some READMEs: CUDA against Triton or Numba, on all days of its part
+    climb         on the front page: the chart of the matrix products
+    recorded      on the front page: the picture of a run
+    curriculum    on the front page: the parts, with their last days
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from common.report.scoreboard import Pair, pairs, twin_modules
 from common.report.terminal import Line, header_line, rung_line
 
 PLOT = "results/results.svg"  # in a day's folder
-RECORDED = 5  # the day whose run the front page shows
+RECORDED = 5  # the day of the front page's recorded run
 RECORDING = ".github/run.svg"
 CHART = ".github/climb.svg"
 CAUGHT = "planted bugs caught"  # the heading of the scores of mutants
@@ -51,8 +51,8 @@ COLUMNS_TITLE = "What the columns mean"
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored of a day on a GPU. where: what was measured on, see
-    `common.base.where.where`. output: lines that the day printed."""
+    """The stored results of a day on a GPU. where: see `common.base.where.where`. output: lines
+    that the day printed."""
 
     day: int
     where: dict[str, str]
@@ -61,32 +61,32 @@ class Stored:
 
     @property
     def last(self) -> RungOutcome:
-        """Return the rung that stands for the day."""
+        """Return the rung that represents the day."""
         return last_rung(self.main.rungs)
 
     @property
     def main(self) -> Stored:
-        """Return what belongs to the day's main line."""
+        """Return the part of the day's main line."""
         rungs = [rung for rung in self.rungs if not rung.further]
         return replace(self, rungs=rungs, output=self.output[: self._further_shows])
 
     @property
     def further(self) -> Stored:
-        """Return what goes beyond the day's main line."""
+        """Return the part beyond the day's main line."""
         rungs = [rung for rung in self.rungs if rung.further]
         return replace(self, rungs=rungs, output=self.output[self._further_shows + 1 :])
 
     @property
     def _further_shows(self) -> int:
-        """Return where in the output the line stands after which `further` prints; its end without
-        one."""
+        """Return the index of the output line after which `further` prints; its end without such a
+        line."""
         lines = [*self.output, FURTHER_SHOWS]
         return lines.index(FURTHER_SHOWS)
 
 
 def last_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
-    """Return the rung that stands for a day: the last one with a target, else the last
-    one that was timed, else the last one."""
+    """Return the rung that represents a day: the last one with a time and a target, else the last
+    timed one, else the last one."""
     timed = [rung for rung in rungs if rung.timing is not None]
     aimed = [rung for rung in timed if rung.target]
     return (aimed or timed or rungs)[-1]
@@ -95,9 +95,9 @@ def last_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
 def generated(
     root: Path, stored: dict[int, list[Stored]], scores: dict[int, Score] | None = None
 ) -> dict[Path, str]:
-    """Return every generated file with the text it must have: progress.md and the days' READMEs.
+    """Return every generated file with its text: progress.md, READMEs and pictures.
 
-    Raises ResultsError where a day's README lacks a block.
+    Raise ResultsError if a day's README lacks a block.
     """
     days, _broken = discover(root / "days")
     files = {root / "progress.md": progress(days, stored, scores or {})}
@@ -140,7 +140,7 @@ def generated(
 
 
 def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str]:
-    """Return the README of what goes beyond a day's main line, and its plot."""
+    """Return the README of the part beyond a day's main line, and its plot."""
     readme = folder / "README.md"
     beyond = [one.further for one in stored if one.further.rungs]
     block = results_block(beyond, "../../..")
@@ -157,13 +157,13 @@ def begin_of(name: str) -> str:
 
 
 def replaced(readme: Path, text: str, name: str, block: str) -> str:
-    """Return the text with this block in its place."""
+    """Return the text with this block replaced. Raise ResultsError if it is missing."""
     begin, end = begin_of(name), f"<!-- {name}:end -->"
     before, found, rest = text.partition(begin)
     _old, closed, after = rest.partition(end)
     if not found or not closed:
         raise ResultsError(f"{readme} must hold {begin} and, after it, {end}")
-    block = block.replace("<!--", "&lt;!--")  # what was printed ends no block
+    block = block.replace("<!--", "&lt;!--")  # output must not end the block
     return f"{before}{begin}\n{block}\n{end}{after}"
 
 
@@ -208,7 +208,7 @@ def neighbours_block(before: Day | None, after: Day | None) -> str:
 
 
 def run_block(stored: Sequence[Stored]) -> str:
-    """Return what `run_day.py N` printed, on the first GPU of these results: a console block."""
+    """Return the output of `run_day.py N` on the first GPU of these results: a console block."""
     if not stored:
         return "Not measured yet."
     texts = [printable("".join(text for text, _ in line)).rstrip() for line in run_lines(stored[0])]
@@ -216,7 +216,7 @@ def run_block(stored: Sequence[Stored]) -> str:
 
 
 def run_lines(one: Stored) -> list[Line]:
-    """Return what a run of the day prints, as lines of styled pieces."""
+    """Return the output of a run of the day, as lines of styled pieces."""
     several = len({rung.problem for rung in one.rungs}) > 1
     lines: list[Line] = [[(_platform(one.where), "")], header_line()]
     problem = ""
@@ -229,13 +229,12 @@ def run_lines(one: Stored) -> list[Line]:
 
 
 def _platform(where: dict[str, str]) -> str:
-    """Return the first line of a run there."""
+    """Return the first line of a run on this machine."""
     return f"{where['gpu']}, sm_{sm(where['arch'])}, nvcc {where['nvcc']}, torch {where['torch']}"
 
 
 def results_block(stored: Sequence[Stored], top: str = "../..") -> str:
-    """Return the results of one day on the GPUs that it is stored for. top: the way to
-    progress.md."""
+    """Return the results of one day on each stored GPU. top: path to the folder of progress.md."""
     parts = [_results_on(one, top) for one in stored]
     if parts and plot(stored[0].rungs):
         parts.append(f"![The rate of each rung, beside PyTorch and the machine's ceiling]({PLOT})")
@@ -251,7 +250,7 @@ def _results_on(one: Stored, top: str) -> str:
         [rung.problem, f"`{rung.rung}`", rung.idea, *(column.text(rung) for column in MARKDOWN)]
         for rung in rungs
     ]
-    # What no row fills is left out, and so is the problem where there is one only.
+    # Empty columns are left out, and so is a single problem's name.
     keep = [i for i in range(1, len(header)) if any(row[i] for row in rows)]
     if len({rung.problem for rung in rungs}) > 1:
         keep = [0, *keep]
@@ -273,9 +272,9 @@ def _results_on(one: Stored, top: str) -> str:
 
 
 def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
-    """Return problems whose rungs all passed with no figure to show, and how many rungs each has.
+    """Return problems whose rungs all passed without a figure, with their numbers of rungs.
 
-    Empty where nothing is timed: then the table shows what is checked.
+    {} if nothing is timed: then the table shows the checked rungs.
     """
     shown = {rung.problem for rung in rungs if rung.status != PASS or rung.timing or rung.build_s}
     counts = Counter(rung.problem for rung in rungs if rung.problem not in shown)
@@ -286,8 +285,7 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
 
 
 def scoreboard_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
-    """Return the days' fastest rungs in CUDA and in Triton or Numba, on the first GPU that has a
-    pair.
+    """Return the days' fastest rungs in CUDA and in Triton or Numba, on the first GPU with a pair.
 
     Days without a module in Triton or Numba are left out.
     """
@@ -343,7 +341,7 @@ def recorded_block(stored: dict[int, list[Stored]]) -> str:
 
 
 def climb_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
-    """Return the chart of the matrix products, and what it shows."""
+    """Return the chart of the matrix products, and its description."""
     steps = steps_of(days, first_results(stored))
     if not steps:
         return "Not measured yet."
@@ -383,8 +381,8 @@ def curriculum_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
 
 
 def _ahead(day: Day, results: Sequence[Stored]) -> tuple[float, str] | None:
-    """Return how many times as fast as the library the day's last rung is, as a number and in
-    words; None where no library was timed beside it."""
+    """Return how many times as fast as the library the day's last rung is, as a number and as text;
+    None if no library was timed."""
     timing = results[0].last.timing if results else None
     if timing is None or timing.best_library is None:
         return None
@@ -448,7 +446,7 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
 
 
 def _columns() -> list[str]:
-    """Return what the columns of all tables mean, as a list."""
+    """Return the meanings of the columns of all tables, as a list."""
     words = {"last rung": "the version of the day's kernel that its others lead to"}
     words |= {column.heading: column.meaning for column in MARKDOWN if column.meaning}
     words[CAUGHT] = (
@@ -459,8 +457,8 @@ def _columns() -> list[str]:
 
 
 def kills(day: Day, scores: dict[int, Score]) -> list[str]:
-    """Return the cell of the column for mutants: "97 % of 38, 2026-01-31", where the date tells
-    what state of the day was tried; no cell where no day has a score."""
+    """Return the cell of the column for mutants: "97 % of 38, 2026-01-31", where the date
+    identifies the tried state of the day; no cell if no day has a score."""
     if not scores:
         return []
     if (score := scores.get(day.number)) is None:

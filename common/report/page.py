@@ -1,6 +1,6 @@
-"""`--html`: one page with the curriculum, every day's ladder, a roofline and the glossary.
+"""Generate the page of `--html`: the curriculum, every day's ladder, a roofline and the glossary.
 
-It needs nothing beside itself: no network, no other file.
+The page is self-contained: it needs no network and no other file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from common.report.terminal import checked
 @dataclass(frozen=True)
 class Bar:
     """A rung in its ladder. width: percent of the ladder's longest bar, None without a rate.
-    checked: what was gone through."""
+    checked: number of checks, as text."""
 
     outcome: RungOutcome
     width: float | None
@@ -39,7 +39,7 @@ class Bar:
 @dataclass
 class PageDay:
     """A day of the page. status: "" for a day that did not run. score: of its mutants, as a table's
-    cell. mutants: the same in sentences. exercises: their kinds, each with whether it is solved."""
+    cell. mutants: the same in sentences. exercises: their kinds, each with True if it is solved."""
 
     number: int
     title: str
@@ -58,7 +58,7 @@ class PageDay:
 
     @property
     def last(self) -> RungOutcome | None:
-        """Return the rung that stands for the day."""
+        """Return the rung that represents the day."""
         return last_rung(self.rungs) if self.rungs else None
 
     @property
@@ -88,8 +88,8 @@ def _bars(rungs: list[RungOutcome]) -> list[Bar]:
 
 
 def from_stored(stored: dict[int, list[Stored]]) -> tuple[list[DayOutcome], list[str]]:
-    """Return the outcomes that are stored, of each day's first GPU, and where they were
-    measured."""
+    """Return the stored outcomes, from each day's first GPU, and the machines that measured
+    them."""
     outcomes, where = [], dict[str, None]()
     for number, found in sorted(stored.items()):
         one = found[0]
@@ -108,9 +108,9 @@ def page(
 ) -> str:
     """Return the page's text.
 
-    days: all that exist. outcomes: what ran. where: machines and versions, a line each.
-    changes: of a comparison, None without one. scores: of mutants, by day. exercises: by day, their
-    kinds, each with whether it is solved; None where the learner has begun none.
+    days: all existing days. outcomes: of the days that ran. where: machines and versions, a line
+    each. changes: of a comparison, None without one. scores: of mutants, by day. exercises: by day,
+    their kinds, each with True if it is solved; None if the learner has begun none.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup, escape
@@ -161,7 +161,7 @@ def _page_day(day: Day, outcome: DayOutcome | None) -> PageDay:
 
 
 def _mutants(score: Score | None) -> list[str]:
-    """Return what is known of a day's mutants, in sentences."""
+    """Return sentences about a day's mutants."""
     if score is None:
         return []
     ways = ", ".join(f"{count} by {way}" for way, count in score.killed.items())

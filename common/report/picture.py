@@ -1,4 +1,4 @@
-"""Pictures for the days about images: one to work on, and PNG files of what a day makes of it."""
+"""Make a picture for the days about images, and write PNG files of their results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def png(image: Tensor) -> bytes:
     Format: W3C, Portable Network Graphics; a signature, then three chunks, each with its length,
     name, data and checksum. Raises ValueError for another dtype or shape.
     """
-    colours = {2: 0, 3: 2}  # by the number of dimensions: PNG's codes for grey and for RGB
+    colours = {2: 0, 3: 2}  # PNG's codes for grey and for RGB, by number of dimensions
     if (
         image.dtype != torch.uint8
         or image.dim() not in colours
@@ -63,7 +63,7 @@ def png(image: Tensor) -> bytes:
 
 
 def save_pictures(folder: Path, pictures: Mapping[str, Tensor]) -> None:
-    """Write each picture to `folder`/<name>.png, see `png`, and prints its shape and size."""
+    """Write each picture to `folder`/<name>.png, see `png`, and print its shape and size."""
     for name, pixels in pictures.items():
         path = folder / f"{name}.png"
         path.write_bytes(png(pixels))

@@ -1,10 +1,10 @@
-"""The plot of a day's results, as an SVG: the rate of each rung, with marks for PyTorch, the best
-library and the machine's ceiling.
+"""Plot a day's results as an SVG: the rate of each rung, with marks for PyTorch, the best library
+and the machine's ceiling.
 
 A problem is a group of bars, one per rung. Three or more problems whose names differ in one number
 are sizes of one problem, which is drawn as a line per rung over the number. A problem with one rung
 is a bar of the problem that it extends, as "copy in boxes" extends "copy", or of a group of such
-problems; it is left out where that group would have no other bar.
+problems; it is left out if that group would have no other bar.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLOURS = {
     "ceiling": ("#1a7f37", "#3fb950"),
     "pytorch": ("#d9480f", "#ff9657"),
     "library": ("#8250df", "#d2a8ff"),
-    # Of the lines over size, in the order of the rungs.
+    # Colours of the lines over size, in the order of the rungs.
     "first": ("#57606a", "#9198a1"),
     "second": ("#0f8b8d", "#39c5cf"),
     "third": ("#bf3989", "#f778ba"),
@@ -38,22 +38,22 @@ COLOURS = {
 _RUNGS = ("first", "second", "third", "fourth", "fifth")  # the last rung has the colour of bars
 WIDTH, _MARGIN = 820.0, 12.0
 _HEADING, _ROW, _BAR, _GAP = 24.0, 20.0, 12.0, 16.0  # heights
-_SMALL = 11.0  # the font size of what is not a rung's
-_SPACE = 6.0  # between a text and what stands beside it
+_SMALL = 11.0  # the font size of text that does not belong to a rung
+_SPACE = 6.0  # between a text and its neighbour
 _PLOT = 200.0  # the height of lines over size
 _LINES = {"pytorch": "", "library": "5 3"}  # the dashes of the marks that are lines
-SIZES = 3  # problems that are drawn as sizes of one
+SIZES = 3  # least number of problems drawn as sizes of one
 ALONE = "problems with one rung"
 
 
 def plot(rungs: Sequence[RungOutcome]) -> str:
-    """Return the SVG of a day's rungs; "" where there is nothing to compare."""
+    """Return the SVG of a day's rungs; "" if there is nothing to compare."""
     charts = _charts(rungs)
     return drawn(charts) if charts else ""
 
 
 def drawn(charts: Sequence[Bars | Lines], pytorch: str = "PyTorch") -> str:
-    """Return the SVG of charts, one below the other. pytorch: what its mark is called."""
+    """Return the SVG of charts, one below the other. pytorch: the name of its mark."""
     drawing = Drawing(WIDTH, COLOURS)
     y = _draw_legend(drawing, charts, _LEGEND | {"pytorch": pytorch})
     labels = [bar.label for chart in charts if isinstance(chart, Bars) for bar in chart.bars]
@@ -63,15 +63,15 @@ def drawn(charts: Sequence[Bars | Lines], pytorch: str = "PyTorch") -> str:
     return drawing.svg(y - _GAP + _MARGIN)
 
 
-# --- what is drawn ----------------------------------------------------------------------------
+# --- the elements -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Problem:
     """A problem's timed rungs, and the rates that they are compared with.
 
-    unit: of all rates. marks: the rates of "pytorch", "library" and "ceiling", as far as they are
-    known. library, ceiling: their names.
+    unit: of all rates. marks: the known rates of "pytorch", "library" and "ceiling". library,
+    ceiling: their names.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Problem:
 
     @property
     def work(self) -> float:
-        """Return what a call moves or computes: the same for all rungs of the problem."""
+        """Return a call's bytes or operations, the same for all rungs of the problem."""
         timing = self.rungs[-1].timing
         return self.rates[-1] * timing.ms if timing else 0.0
 
@@ -139,7 +139,7 @@ class Bars:
         return [bar.problem for bar in self.bars]
 
     def draw(self, drawing: Drawing, top: float, left: float) -> float:
-        """Draw the bars from the first at the top to the last; return where they end."""
+        """Draw the bars from top to bottom; return the y of their end."""
         longest = max(max(bar.rate, *bar.problem.marks.values(), 0.0) for bar in self.bars)
         widest = max(width_of(bar.text) for bar in self.bars)
         scale = (WIDTH - _MARGIN - widest - 2 * _SPACE - left) / longest
@@ -167,8 +167,8 @@ class Bars:
 
 
 def _beside(end: float, width: float, marks: Iterable[float]) -> float:
-    """Return where a text of this width begins: after the end of its bar, and after each mark that
-    it would cover."""
+    """Return the position of a text of this width: after its bar, and after each mark that it would
+    cover."""
     at = end + _SPACE
     for mark in sorted(marks):
         if at - _SPACE < mark < at + width + _SPACE:
@@ -194,8 +194,8 @@ class Lines:
         return list(self.sizes.values())
 
     def draw(self, drawing: Drawing, top: float, _left: float) -> float:
-        """Draw the lines, their axes and, to the right, the names of the rungs; return where they
-        end."""
+        """Draw the lines, their axes and, to the right, the names of the rungs; return the y of
+        their end."""
         top += _SPACE
         lines = self._lines()
         marks = {name: self._marks(name) for name in ("ceiling", "pytorch", "library")}
@@ -226,7 +226,7 @@ class Lines:
             y = top + 8 + index * _ROW
             drawing.line(points, colour)
             drawing.line([(right + _SPACE, y), (right + 4 * _SPACE, y)], colour)
-            # Of points at one place all are seen, since those of later rungs are smaller.
+            # Coinciding points all remain visible, since those of later rungs are smaller.
             radius = 6.5 - 3.5 * (index + 1) / len(lines)
             for point in [*points, (right + 2.5 * _SPACE, y)]:
                 _draw_point(drawing, *point, radius, colour, index)
@@ -234,7 +234,7 @@ class Lines:
         return max(top + _PLOT + _ROW, top + len(lines) * _ROW)
 
     def _lines(self) -> dict[str, list[tuple[int, float]]]:
-        """Return the sizes and rates of each rung, in the order that the rungs have everywhere."""
+        """Return the sizes and rates of each rung, in the rungs' common order in all problems."""
         found: dict[str, list[tuple[int, float]]] = {}
         order: list[str] = []
         for size, problem in self.sizes.items():
@@ -251,7 +251,7 @@ class Lines:
 
 
 def _draw_sizes(drawing: Drawing, places: Iterable[tuple[str, tuple[float, float]]]) -> None:
-    """Draw a tick at each place of the axis, and below it the text, where there is room."""
+    """Draw a tick at each place of the axis, and the text below it if there is room."""
     until = 0.0
     for text, (x, y) in places:
         half = width_of(text, _SMALL) / 2
@@ -276,13 +276,13 @@ def _draw_point(
 
 
 def _steps(highest: float) -> list[float]:
-    """Return round numbers from 0 to the first that is not below the highest, six at most."""
+    """Return at most six round numbers, from 0 to the first that is not below the highest."""
     power = 10.0 ** math.floor(math.log10(highest / 5))
     step = next(factor * power for factor in (1, 2, 5, 10) if 5 * factor * power >= highest)
     return [i * step for i in range(math.ceil(highest / step) + 1)]
 
 
-# --- which charts there are -------------------------------------------------------------------
+# --- the charts -------------------------------------------------------------------------------
 
 
 def _charts(rungs: Sequence[RungOutcome]) -> list[Bars | Lines]:
@@ -320,7 +320,7 @@ def _bars(problem: Problem) -> list[Bar]:
 
 
 def _series(problems: Sequence[Problem]) -> list[Lines]:
-    """Return the problems whose names differ in one number, where there are enough of them."""
+    """Return charts of problems whose names differ in one number, if there are at least SIZES."""
     found: dict[tuple[str, str], dict[int, Problem]] = {}
     for problem in problems:
         for number in re.finditer(r"(?<![\w.])\d+(?![\w.])", problem.name):
@@ -340,7 +340,7 @@ def _series(problems: Sequence[Problem]) -> list[Lines]:
 
 
 def _extends(one: Problem, other: Problem) -> bool:
-    """Return whether the one is the other with more in its name, the same work and a new rung."""
+    """Return True if `one` is `other` with a longer name, the same work and a new rung."""
     same = one.unit == other.unit and math.isclose(one.work, other.work, rel_tol=1e-3)
     new = one.rungs[0].rung not in {rung.rung for rung in other.rungs}
     return same and new and one.name.startswith(other.name)
@@ -355,7 +355,7 @@ _LEGEND = {"ceiling": "machine's ceiling", "pytorch": "PyTorch", "library": "bes
 def _draw_legend(
     drawing: Drawing, charts: Sequence[Bars | Lines], names: Mapping[str, str]
 ) -> float:
-    """Draw what the marks mean, in one line; return where it ends. names: of the marks."""
+    """Draw the meaning of the marks, in one line; return the y of its end. names: of the marks."""
     used = {name for chart in charts for problem in chart.problems for name in problem.marks}
     x, y = _MARGIN, _MARGIN + 8
     for name, text in names.items():
@@ -372,8 +372,8 @@ def _draw_legend(
 
 
 def _draw_heading(drawing: Drawing, y: float, chart: Bars | Lines) -> float:
-    """Draw the title and, at the right or below it, the unit and the names of the marks; return
-    where they end."""
+    """Draw the title and, at the right or below it, the unit and the names of the marks; return the
+    y of their end."""
     drawing.text(_MARGIN, y + 14, chart.title, "ink", bold=True)
     ceilings = dict.fromkeys(each.ceiling for each in chart.problems if each.ceiling)
     libraries = dict.fromkeys(each.library for each in chart.problems if each.library)

@@ -1,4 +1,4 @@
-"""What a run prints on a terminal, as an SVG."""
+"""Draw a run's output on a terminal as an SVG."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from common.report.drawing import Drawing
 from common.report.terminal import Line
 
 _SIZE = 14.0
-_COLUMN, _ROW = 0.6 * _SIZE, 1.4 * _SIZE  # what a character takes
+_COLUMN, _ROW = 0.6 * _SIZE, 1.4 * _SIZE  # size of a character
 _MARGIN, _TITLE = 16.0, 40.0
-# Of a dark terminal, on a light background too; the styles of lines by their last word.
+# Colours of a dark terminal, also on a light background; by the last word of a line's style.
 _COLOURS = {
     name: (colour, colour)
     for name, colour in {
@@ -32,7 +32,7 @@ _COLOURS = {
 def recording(title: str, lines: Sequence[Line]) -> str:
     """Return the SVG of a terminal's window with these lines.
 
-    Each word has a place of its own, so that columns are aligned in every font.
+    Each word is positioned separately, so that columns are aligned in every font.
     """
     texts = ["".join(text for text, _ in line) for line in lines]
     width = 2 * _MARGIN + _COLUMN * max(len(text) for text in texts)

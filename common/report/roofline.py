@@ -1,4 +1,4 @@
-"""A roofline: rungs of several days below the machine's ceilings, as an SVG."""
+"""Draw a roofline as an SVG: rungs of several days below the machine's ceilings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# By the colour on a light background: its name, and the colour on a dark one.
+# For each colour on a light background: its name, and the colour on a dark one.
 _COLOURS = {
     PAPER: ("paper", "#0d1117"),
     "#24292f": ("ink", "#e6edf3"),
@@ -25,22 +25,22 @@ _COLOURS = {
 _, _INK, _FAINT, _BAR, _GOAL = _COLOURS
 _WIDTH = 8.2  # inches
 _ROOF_HEIGHT = 0.6 * _WIDTH
-_INNER = (0.92, 0.9)  # of a roofline's width and height are its axes
+_INNER = (0.92, 0.9)  # share of the axes in a roofline's width and height
 _BANDWIDTH = "memory bandwidth"
-NUMBER = (11.0, 8.0)  # the width and height of a day's number, in points
-_DOT = 4.0  # the width of its dot
-_RINGS = (8.0, 13.0, 18.0, 24.0, 30.0, 36.0, 44.0, 52.0)  # how far from its dot
-_WAYS = 16  # and where around it
+NUMBER = (11.0, 8.0)  # width and height of a day's number, in points
+_DOT = 4.0  # width of its dot
+_RINGS = (8.0, 13.0, 18.0, 24.0, 30.0, 36.0, 44.0, 52.0)  # distances from its dot
+_WAYS = 16  # number of directions from it
 
 
 def roofline(
     timings: Sequence[tuple[int, Timing]], firsts: Mapping[int, Timing] | None = None
 ) -> str:
     """Return the SVG of rungs in the plane of operations per byte and operations per second, each
-    marked with the number of its day, below the ceilings that their shares imply; "" where none has
+    marked with the number of its day, below the ceilings that their shares imply; "" if no rung has
     bytes, operations and a share.
 
-    firsts: by day, the rung that it began with: a hollow dot, from which a line leads to the rung.
+    firsts: the first rung of each day: a hollow dot, from which a line leads to the rung.
     """
     points = [(day, t) for day, t in timings if t.gbs and t.tflops and t.share]
     began = [(t, firsts[day]) for day, t in points if firsts and day in firsts]
@@ -59,7 +59,7 @@ def roofline(
 
 def _themed(svg: str) -> str:
     """Return the SVG with a variable after each colour, which a style sheet sets by the reader's
-    theme. A renderer without variables takes the colour before it."""
+    theme. A renderer without variables uses the colour before it."""
     for colour, (name, _) in _COLOURS.items():
         svg = re.sub(rf"(fill|stroke): {colour}", rf"\g<0>; \1: var(--{name})", svg)
     light = "; ".join(f"--{name}: {colour}" for colour, (name, _) in _COLOURS.items())
@@ -73,12 +73,12 @@ def _themed(svg: str) -> str:
 
 
 def _place(timing: Timing) -> tuple[float, float]:
-    """Return operations per byte, TFLOP/s."""
+    """Return (operations per byte, TFLOP/s)."""
     return 1e3 * (timing.tflops or 0) / (timing.gbs or 1), timing.tflops or 0.0
 
 
 def _draw_ways(axis: Axes, ways: Sequence[tuple[Timing, Timing]]) -> None:
-    """Draw hollow dots, each with a line to where it led."""
+    """Draw hollow dots, each with a line to the rung that followed it."""
     for first, last in ways:
         xs, ys = zip(_place(first), _place(last), strict=True)
         axis.plot(xs, ys, color=_FAINT, linewidth=0.7, zorder=2)
@@ -107,7 +107,7 @@ def _draw_roofline(
         end = 1e3 * highest / bandwidth
         slope = bandwidth / 1e3
         axis.plot([left, end], [left * slope, end * slope], color=_GOAL, linewidth=1.2)
-        tip = 0.8 * end  # along the line, where it is above what most kernels reach
+        tip = 0.8 * end  # along the line, above most kernels
         axis.text(
             tip,
             tip * slope,
@@ -158,8 +158,8 @@ _Box = tuple[float, float, float, float]  # the middle, the width and the height
 def apart(
     dots: Sequence[tuple[float, float]], taken: Sequence[_Box] = ()
 ) -> list[tuple[float, float]]:
-    """Return where the number of each dot stands, from the dot, so that no number covers another
-    one, a dot, or what is taken, as far as there is room. dots: x and y of each, in points."""
+    """Return the offset of each dot's number, chosen so that no number covers another one, a dot,
+    or a box in `taken`, as far as there is room. dots: x and y of each, in points."""
     ways = [2 * math.pi * i / _WAYS for i in range(_WAYS)]
     offsets = [(r * math.sin(way), r * math.cos(way)) for r in _RINGS for way in ways]
     taken = [*taken, *((x, y, _DOT, _DOT) for x, y in dots)]
@@ -173,7 +173,7 @@ def apart(
 
 
 def _along(end: tuple[float, float], start: tuple[float, float]) -> list[_Box]:
-    """Return a box per letter of the label that ends there, on the line from the start."""
+    """Return a box per letter of the label that ends at `end`, on the line from `start`."""
     length = math.dist(start, end)
     dx, dy = (end[0] - start[0]) / length, (end[1] - start[1]) / length
     letters = [(4.6 * (i + 0.5), 4.0) for i in range(len(_BANDWIDTH))]  # along and above the line
@@ -186,8 +186,7 @@ def _meet(one: _Box, other: _Box) -> bool:
 
 
 def _named(ceilings: dict[str, float]) -> list[tuple[str, float]]:
-    """Return labels of ceilings, one for those that lie close together, above the highest of
-    them."""
+    """Return the labels of ceilings; close ceilings share one label, above the highest of them."""
     merged: list[tuple[str, float]] = []
     for name, ceiling in sorted(ceilings.items(), key=lambda each: each[1]):
         if merged and ceiling < 1.25 * merged[-1][1]:

@@ -1,5 +1,5 @@
-"""Reports of runs: what `--json` writes, and `--merge` and `--write --from` read. Those of
-`--mutants` hold other things, and `--write --from` knows them by these."""
+"""Read and write reports of runs: `--json` writes them, `--merge` and `--write --from` read them.
+This module also reads reports of `--mutants`, which differ in format, for `--write --from`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from common.base.where import WHERE, slug
 from common.report.files import ResultsError, write_atomically
 
 FORMAT = 2
-LEAST_MS, MOST = 1e-7, 1e12  # a clock of a GPU takes 5e-7 ms
+LEAST_MS, MOST = 1e-7, 1e12  # a clock cycle of a GPU takes 5e-7 ms
 FIGURES = ("gbs", "tflops", "share", "spread", "samples", "host_us", "pytorch_host_us")
-MUTANTS = "mutants"  # where the scores of mutants are stored, which no GPU is called
+MUTANTS = "mutants"  # the name of the stored scores of mutants, which no GPU may have
 
 
 def describe(
     where: dict[str, str], outcomes: Sequence[DayOutcome], complete: bool
 ) -> dict[str, Any]:
-    """Return one run as plain data: where and when it was, and what came of each day.
+    """Return one run as plain data: place and date, and the outcome of each day.
 
-    where: see `common.base.where.where`. complete: everything was checked and timed, as results
-    that are stored must be.
+    where: see `common.base.where.where`. complete: everything was checked and timed, which stored
+    results require.
     """
     return {
         "where": where,
@@ -41,7 +41,7 @@ def describe(
 def write_json(path: Path, runs: Sequence[dict[str, Any]]) -> None:
     """Write runs (see `describe`) as one report.
 
-    Its "days" lie side by side, each with the number of its run in "runs".
+    Its "days" are one list, each day with the index of its run in "runs".
     """
     report = {
         "format": FORMAT,
@@ -52,9 +52,9 @@ def write_json(path: Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> list[dict[str, Any]]:
-    """Return the runs of a report, checked completely: nothing of a report is used before.
+    """Return the runs of a report, after checking it completely.
 
-    Raises ResultsError, naming the field, where the file is no report or a field of it is wrong.
+    Raise ResultsError, naming the field, if the file is not a report or a field of it is invalid.
     """
     data = read_plain(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -74,7 +74,7 @@ class _Head:
 
 
 def _runs(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the runs of a report's data. Raises PlainError."""
+    """Return the runs of a report's data. Raise PlainError."""
     data = decode(dict[str, Any], data)
     for key in ("runs", "days"):
         if not isinstance(data.get(key), list):
@@ -94,7 +94,7 @@ def _runs(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_where(where: dict[str, str], place: str) -> None:
-    """Raise PlainError where a machine's description lacks a field, or names no device."""
+    """Raise PlainError if a machine's description lacks a field, or has an invalid one."""
     missing = [key for key in WHERE if key not in where]
     if missing:
         raise PlainError(f"{place}.{missing[0]}: missing")
@@ -110,8 +110,8 @@ def check_where(where: dict[str, str], place: str) -> None:
 
 
 def check_outcome(outcome: DayOutcome, place: str) -> None:
-    """Raise PlainError where a day's name is not that of its number, a duration is negative, or a
-    time is not above 0."""
+    """Raise PlainError if a day's name does not match its number, a duration is negative, or a time
+    is not positive."""
     if not 0 < outcome.number < 1000 or outcome.name != f"day{outcome.number:02d}":
         raise PlainError(
             f"{place}.name: expected the name of day {outcome.number}, got {outcome.name[:80]!r}"
@@ -139,7 +139,7 @@ def check_outcome(outcome: DayOutcome, place: str) -> None:
 
 
 def read_plain(path: Path) -> Any:
-    """Return what a JSON file holds. Raises ResultsError, naming the file."""
+    """Return the data of a JSON file. Raise ResultsError, naming the file."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -159,15 +159,15 @@ class _DaysMutants:
 
 
 def write_mutants(path: Path, days: Sequence[dict[str, Any]], date: str) -> None:
-    """Write the report of --mutants. days: of each, "day", "error", "problems", "complete" (all
+    """Write the report of --mutants. days: dicts with "day", "error", "problems", "complete" (all
     standard mutants were tried), "rate" and "verdicts". date: of the run, as 2026-01-31."""
     report = {"format": FORMAT, "date": date, "mutants": days}
     write_atomically(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_mutants(path: Path) -> list[Score] | None:
-    """Return the scores in a report of --mutants; None for a report of something else. Raises
-    ResultsError where the file is none, or where a day's mutants were not all tried."""
+    """Return the scores in a report of --mutants; None for another file's data. Raise ResultsError
+    if the report is invalid, or not all of a day's mutants were tried."""
     data = read_plain(path)
     if not isinstance(data, dict) or "mutants" not in data:
         return None
@@ -189,7 +189,7 @@ def read_mutants(path: Path) -> list[Score] | None:
 
 
 def outcomes_of(runs: Sequence[dict[str, Any]]) -> list[DayOutcome]:
-    """Return all days of all runs, in order, without times where they are the CPU backend's."""
+    """Return all days of all runs, in order, without times measured on the CPU backend."""
     found = [
         outcome.without_times() if on_cpu(run) else outcome
         for run in runs
@@ -199,14 +199,14 @@ def outcomes_of(runs: Sequence[dict[str, Any]]) -> list[DayOutcome]:
 
 
 def on_cpu(run: dict[str, Any]) -> bool:
-    """Return whether the run was on the CPU backend."""
+    """Return True if the run was on the CPU backend."""
     return bool(run["where"]["device"] == "cpu")
 
 
 def merge(reports: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the runs of several reports; those from equal machines on one date become one run.
 
-    Raises ResultsError where a day would be there twice on the same device.
+    Raise ResultsError if a day occurs twice on the same device.
     """
     merged: dict[str, dict[str, Any]] = {}
     seen: dict[tuple[str, int], Path] = {}

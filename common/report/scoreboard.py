@@ -1,4 +1,4 @@
-"""Pairs of rungs, one in CUDA and one in Triton or Numba: who is faster, in how many lines."""
+"""Pair rungs, one in CUDA and one in Triton or Numba, to compare their times and lines of code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from common.base.days import Day
 from common.base.outcome import PASS, RungOutcome
 
-TWINS = ("_triton.py", "_numba.py")  # how the modules of kernels in Python are called
+TWINS = ("_triton.py", "_numba.py")  # name endings of modules with kernels in Python
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def twin_modules(day: Day) -> list[Path]:
 
 
 def pairs(day: Day, rungs: Sequence[RungOutcome]) -> list[Pair]:
-    """Return a pair of each problem that was timed in both languages.
+    """Return a pair for each problem that was timed in both languages.
 
-    A problem of the twin alone is called like that of CUDA with a comma and the language behind
-    it: "patterns, Numba".
+    A problem of the twin alone has the name of CUDA's, followed by a comma and the language:
+    "patterns, Numba".
     """
     sources = ([*day.library_sources, *day.headers], twin_modules(day))
     items = [[item for path in paths for item in items_of(path)] for paths in sources]
@@ -81,9 +81,9 @@ class Item:
 
 
 def lines_of(items: Sequence[Item], rung: str) -> int:
-    """Return lines of what a rung uses of the items: its launcher, kernels, helpers, what it falls
-    back on. A name is used where it stands as a word, so a parameter that is called like a function
-    counts as its use."""
+    """Return the number of lines of the items that a rung uses: its launcher, kernels, helpers,
+    fallbacks. Every occurrence of a name as a word counts as its use, also as the name of a
+    parameter."""
     named = {rung}
     reached: list[Item] = []
     while more := [item for item in items if item not in reached and item.names & named]:
@@ -92,7 +92,7 @@ def lines_of(items: Sequence[Item], rung: str) -> int:
     return sum(item.text.count("\n") for item in reached)
 
 
-# Our formatters begin an item in the first column and indent all of it but its closing bracket.
+# Our formatters start an item in the first column and indent all but its closing bracket.
 _ITEM = re.compile(r"(?:(?:template|@).*\n(?: .*\n)*)*\S.*\n(?:[ })\]].*\n)*")
 # Docstrings, comments, imports; comments, directives with all their lines.
 _NO_CODE = {
@@ -102,7 +102,7 @@ _NO_CODE = {
 
 
 def items_of(source: Path) -> Iterator[Item]:
-    """Return what a .cu, .cuh or .py has at its top level."""
+    """Yield the top-level items of a .cu, .cuh or .py."""
     language = "Python" if source.suffix == ".py" else "CUDA"
     text = _NO_CODE[language].sub("", source.read_text(encoding="utf-8"))
     text = "".join(f"{line.rstrip()}\n" for line in text.splitlines() if line.strip())
@@ -111,7 +111,7 @@ def items_of(source: Path) -> Iterator[Item]:
 
 
 def _names(text: str) -> list[str]:
-    """Return what an item defines."""
+    """Return the names that an item defines."""
     text = re.sub(r"^(?:template|@).*\n(?: .*\n)*", "", text, flags=re.M)
     text = re.sub(r"(?:__launch_bounds__|alignas)\((?:[^()]|\([^()]*\))*\) ?", "", text)
     if found := re.match(r"(?:struct|class|using|enum class|enum) (\w+)", text):

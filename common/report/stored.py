@@ -1,12 +1,12 @@
-"""Stored results: in the day's folder, one JSON file per GPU, with one line per rung.
+"""Store results in the day's folder: one JSON file per GPU, with one line per rung.
 
-    days/dayNN/results/<gpu>.json      what was measured: written by --write alone
+    days/dayNN/results/<gpu>.json      the measured results, written only by --write
     days/dayNN/results/mutants.json    the score of --mutants, written by --mutants --write
     days/dayNN/results/show/NAME.json, NAME.svg
-                                       what the day's `show` made: written by --write alone; of what
-                                       goes beyond the main line, in days/dayNN/further/results/show
+                                       files of the day's `show`, written only by --write; beyond
+                                       the main line, in days/dayNN/further/results/show
 
-Everything that shows results in the repository is generated from them: see markdown.py.
+All shown results in the repository are generated from them: see markdown.py.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from common.report.markdown import Stored
 from common.report.runs import FORMAT
 
 RESULTS = "results"  # in a day's folder
-MUTANTS = "mutants.json"  # in there: the score
-SHOWN = "show"  # in there: the folder of what `show` made
-MADE = (".json", ".svg")  # what files of `show` are called
+MUTANTS = "mutants.json"  # in that folder: the score
+SHOWN = "show"  # in that folder: the folder of the files of `show`
+MADE = (".json", ".svg")  # name endings of the files of `show`
 
 
 def unfit(outcome: DayOutcome) -> str:
-    """Return why a day's outcome is not stored; "" if it is."""
+    """Return why a day's outcome cannot be stored; "" if it can."""
     if outcome.status == FAIL:
         return "it failed"
     if outcome.status == SKIP:
@@ -48,9 +48,9 @@ def unfit(outcome: DayOutcome) -> str:
 
 
 def differs(outcome: DayOutcome, day: Day | None) -> str:
-    """Return why an outcome is not that of all of the day's rungs; "" if it is.
+    """Return how an outcome differs from the day's declared rungs and files; "" if it does not.
 
-    day: None where the repository has no day of the outcome's name.
+    day: None if the repository lacks a day of the outcome's name.
     """
     if day is None:
         return f"there is no {outcome.name} here"
@@ -67,11 +67,11 @@ def differs(outcome: DayOutcome, day: Day | None) -> str:
 
 
 def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
-    """Store a run's days and write again what is generated from them; returns what to tell.
+    """Store a run's days and regenerate the files that depend on them; return messages.
 
-    A failed day keeps its old results. Of a run on the CPU backend, only the days' own files are
-    stored. Nothing is written unless all of it can be made. Raises ResultsError where it cannot, or
-    a file cannot be written.
+    A failed day keeps its old results. For a run on the CPU backend, only the files of `show` are
+    stored. Nothing is written unless all of it can be made. Raise ResultsError if it cannot, or a
+    file cannot be written.
     """
     if not run["complete"]:
         raise ResultsError("nothing is stored: the run was --quick, --no-bench or --rungs")
@@ -105,8 +105,8 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
 
 
 def _made_by(outcome: DayOutcome, root: Path) -> dict[Path, str]:
-    """Return the day's own files by their paths. Raises ResultsError for a name that it may not
-    have."""
+    """Return the files of the day's `show` by path. Raise ResultsError for a name that is not
+    allowed."""
     for name in outcome.files:
         if not re.fullmatch(r"(further/)?\w[\w.-]{0,60}\.(json|svg)", name):
             expected = " or ".join(f"NAME{suffix}" for suffix in MADE)
@@ -119,9 +119,9 @@ def _made_by(outcome: DayOutcome, root: Path) -> dict[Path, str]:
 
 
 def regenerate(root: Path = ROOT) -> list[str]:
-    """Write what is generated from the stored results and differs from it; returns what to tell.
+    """Write the generated files that differ from the stored results; return messages.
 
-    Raises ResultsError where a file cannot be written.
+    Raise ResultsError if a file cannot be written.
     """
     return _write_changed(root, markdown.generated(root, read_stored(root), read_scores(root)))
 
@@ -146,10 +146,10 @@ def check(root: Path = ROOT) -> list[str]:
 
 
 def read_stored(root: Path = ROOT, days: str = "day*") -> dict[int, list[Stored]]:
-    """Return the stored results of these days, a pattern of folders, by day; those of the GPU that
-    has most days come first, which is the one that an index shows.
+    """Return the stored results of these days, a pattern of folders, by day; results of the GPU
+    with the most days come first, and an index shows these.
 
-    Raises ResultsError for a file that holds none.
+    Raise ResultsError for an invalid file.
     """
     return _by_day(_read_files(root, days))
 
@@ -184,8 +184,8 @@ def _write_changed(root: Path, files: dict[Path, str]) -> list[str]:
 
 
 def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
-    """Store these days' scores and write again what is generated from them; returns what to say.
-    Raises ResultsError where a file cannot be written."""
+    """Store these days' scores and regenerate the files that depend on them; return messages. Raise
+    ResultsError if a file cannot be written."""
     there = {day.number for day in discover(root / "days")[0]}
     if unknown := [score.day for score in scores if score.day not in there]:
         raise ResultsError(f"nothing is stored: there is no day {numbers(unknown)} here")
@@ -202,8 +202,8 @@ def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
 
 
 def read_scores(root: Path = ROOT, days: str = "day*") -> dict[int, Score]:
-    """Return the stored scores of these days, a pattern of folders, by day. Raises ResultsError for
-    a file that holds none."""
+    """Return the stored scores of these days, a pattern of folders, by day. Raise ResultsError for
+    an invalid file."""
     found = {}
     for path in sorted((root / "days").glob(f"{days}/{RESULTS}/{MUTANTS}")):
         try:
@@ -218,7 +218,7 @@ def read_scores(root: Path = ROOT, days: str = "day*") -> dict[int, Score]:
 
 
 def to_text(one: Stored) -> str:
-    """Return the file's text: a line per rung, fields that have their default left out."""
+    """Return the file's text: a line per rung, without fields that have their default."""
     head = {"format": FORMAT, "day": one.day, "where": one.where, "output": one.output}
     lines = [f"{json.dumps(key)}: {_dump(value)}," for key, value in head.items()]
     rungs = ",\n".join(_dump(_lean(rung)) for rung in one.rungs)
@@ -226,8 +226,8 @@ def to_text(one: Stored) -> str:
 
 
 def from_text(path: Path) -> Stored:
-    """Return the stored result that the file holds. Raises ResultsError, naming it, where it does
-    not."""
+    """Return the stored result in the file. Raise ResultsError, naming the file, if it is
+    invalid."""
     try:
         found: Stored = decode(Stored, _read(path))
     except (DayFileError, PlainError) as error:
@@ -236,7 +236,7 @@ def from_text(path: Path) -> Stored:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the fields of a stored file but its format. Raises DayFileError, PlainError."""
+    """Return the fields of a stored file except its format. Raise DayFileError, PlainError."""
     data: dict[str, Any] = decode(dict[str, Any], parse(text_of(path)), "the file")
     if (found := data.pop("format", None)) != FORMAT:
         raise PlainError(f"format {found!r}, not {FORMAT}")

@@ -1,4 +1,4 @@
-"""A figure as the text of an SVG, the same for the same data."""
+"""Draw a figure as the text of an SVG, the same for the same data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAPER = "#ffffff"  # the background
 
 
 def figure_as_svg(size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """Return what draw(figure) puts into an empty figure, as an SVG whose text stays text.
+    """Return an SVG of an empty figure after draw(figure); its text stays text.
 
     size: width and height in inches.
     """

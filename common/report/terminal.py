@@ -1,7 +1,7 @@
-"""What the user sees of a run: one line a rung as it happens, a live line beside it, a summary.
+"""Show a run to the user: one line per rung as it finishes, a live line, a summary.
 
-Every line is made once, as pieces of text with a style each. On a terminal rich draws them in
-colour above the live line; elsewhere the same text is printed plain, with nothing that moves.
+Every line is made once, as styled pieces of text. On a terminal rich draws them in colour above the
+live line; elsewhere the same text is printed plain, without the live line.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.theme import Theme
 
-Line = list[tuple[str, str]]  # (text, style as rich names them)
+Line = list[tuple[str, str]]  # (text, name of a style in rich)
 
 STYLES = {PASS: "bold green", FAIL: "bold red", SKIP: "yellow"}
 # By the number of a terminal of 256 colours: readable on a light and on a dark background. Of the
-# sixteen that a terminal chooses itself, yellow vanishes on white, and bold often means brighter.
+# sixteen chosen by the terminal, yellow vanishes on white, and bold often means brighter.
 COLOURS = {"red": 196, "green": 29, "yellow": 136, "cyan": 31, "dim": 243}
-# Where there are but sixteen, as in tmux and screen without a configuration: of xterm's, only red
+# For terminals with sixteen, as in tmux and screen without a configuration: of xterm's, only red
 # (1) and magenta (5) can be read on white and on black.
 OF_SIXTEEN = {
     **{"red": "color(1)", "yellow": "color(5)"},
     **{"green": "default", "cyan": "default", "dim": "dim"},
 }
 SHOWN_DETAILS = 40  # lines that explain one failure
-SHOWN_OUTPUT = 60  # lines of what a day printed
+SHOWN_OUTPUT = 60  # lines of a day's output
 PROSE = 78  # characters per line of a text in sentences
 _INDENT = 6  # of lines that explain a rung
 
 
 def _theme(colours: str | None) -> Theme:
-    """Return the styles that lines have, in our colours. colours: rich's name for those there
-    are."""
+    """Return the styles of lines in our colours. colours: rich's name of the terminal's colours."""
     from rich.theme import Theme
 
     plain = {name: f"color({number})" for name, number in COLOURS.items()}
@@ -55,15 +54,15 @@ def _theme(colours: str | None) -> Theme:
 
 
 def header_line(times: bool = True) -> Line:
-    """Return the heading of the rungs' lines, with the columns of times or without."""
+    """Return the heading of the rungs' lines, with or without the columns of times."""
     figures = "".join(f" {column.short:>{column.width}}" for column in TERMINAL)
     return [(f"{'day':>3} {'rung':<29} {'':<4}{figures if times else ' what was checked'}", "dim")]
 
 
 def legend(outcomes: Sequence[DayOutcome], times: bool) -> list[str]:
-    """Return what the rungs' lines mean, in words for a newcomer; [] where there are none.
+    """Return the meaning of the rungs' lines for a newcomer; [] if there are none.
 
-    times: whether times are shown, where there are any.
+    times: times are shown, if there are any.
     """
     rungs = [rung for outcome in outcomes for rung in outcome.rungs]
     if not rungs:
@@ -84,7 +83,7 @@ NO_TIMES = "times on the CPU backend say nothing of a GPU"
 
 
 def rung_line(number: int, outcome: RungOutcome) -> Line:
-    """Return one rung: 80 columns where the names are not longer than usual."""
+    """Return one rung: 80 columns unless its names are unusually long."""
     line = [
         (f"{number:>3} {outcome.rung:<29} ", ""),
         (f"{outcome.status:<4}", STYLES[outcome.status]),
@@ -103,8 +102,7 @@ def rung_line(number: int, outcome: RungOutcome) -> Line:
 
 
 def checked(outcome: RungOutcome) -> str:
-    """Return what was gone through: "30 cases, 58 bad inputs"; the idea where nothing is
-    counted."""
+    """Return the number of checks: "30 cases, 58 bad inputs"; the idea if nothing is counted."""
     counts = []
     if outcome.checked:
         counts.append(counted(outcome.checked, "case"))
@@ -114,8 +112,8 @@ def checked(outcome: RungOutcome) -> str:
 
 
 def detail_line(text: str) -> Line:
-    """Return a line that explains a failure; a compiler's or Python's place in a file stands
-    out."""
+    """Return a line that explains a failure; a compiler's or Python's place in a file is
+    highlighted."""
     match = re.match(r"^([\w./+-]+\.(?:cu|cuh|cpp|h|py)[:(]\d+[^\s:]*:?\d*:?)(.*)$", text)
     if match:
         rest = match.group(2)
@@ -124,13 +122,13 @@ def detail_line(text: str) -> Line:
 
 
 def example_line(text: str) -> Line:
-    """Return a line of a tiny case; numbers with the mark of wrong ones stand out."""
+    """Return a line of a tiny case; numbers marked as wrong are highlighted."""
     pieces = re.split(r"(\S+\*)", text)
     return [(" " * _INDENT, ""), *((piece, "red" if piece[-1:] == "*" else "") for piece in pieces)]
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table as plain lines, the first column to the left and the others to the right."""
+    """Return a table as plain lines, the first column left-aligned and the others right-aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, *rows]:
@@ -143,7 +141,7 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
 
 
 def summary_lines(outcomes: Sequence[DayOutcome], wall_s: float) -> list[Line]:
-    """Count, the days that failed or were skipped, and where the time went."""
+    """Return the counts, the days that failed or were skipped, and the time spent."""
     days = {status: [o for o in outcomes if o.status == status] for status in STYLES}
     rungs = [rung for outcome in outcomes for rung in outcome.rungs]
     counts: Line = [(counted(len(outcomes), "day"), "bold"), (":", "")]
@@ -163,9 +161,9 @@ SLOWEST = 5  # days that are named
 
 
 def _times(outcomes: Sequence[DayOutcome], wall_s: float) -> list[str]:
-    """Return where the time went: in all, by what was done, and which days took longest.
+    """Return the time spent: in all, by activity, and of the slowest days.
 
-    Days are built and checked side by side, so their seconds add up to more than all.
+    Days are built and checked side by side, so their seconds add up to more than the total.
     """
     if len(outcomes) < 2:
         built = sum(outcome.build_s for outcome in outcomes)
@@ -183,7 +181,7 @@ def _times(outcomes: Sequence[DayOutcome], wall_s: float) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Return a sentence in lines that fit below a rung; a row of a table, or of code, as it is."""
+    """Return a sentence as lines that fit below a rung; a row of a table or of code unchanged."""
     words = line.strip()
     margin = " " * (len(line) - len(words))
     if "  " in words or len(margin) > 2 or re.match(r"\d* \|", words):
@@ -199,18 +197,18 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _margin(line: str) -> int:
-    """Return how many spaces a line begins with."""
+    """Return the number of spaces that a line begins with."""
     return len(line) - len(line.lstrip(" "))
 
 
 class Report:
-    """Prints a run to `stream`, as a terminal or plainly.
+    """Print a run to `stream`, as a terminal or plainly.
 
     colour: False switches colours off on a terminal too; so do NO_COLOR and TERM=dumb.
-    shown_details: how many lines explain one failure. narrow: sentences about a rung are wrapped,
-    of which every line counts; only the first failure is explained, a remark is made once, and a
-    rung that comes to the same in several problems is shown once. verbose: show how rungs were
-    checked, too. times: show times and rates, which on the CPU backend say nothing of a GPU's.
+    shown_details: lines that explain one failure. narrow: wrap sentences about a rung, and count
+    each line; explain only the first failure, print a remark once, and show a rung once if it has
+    the same outcome in several problems. verbose: also show how rungs were checked. times: show
+    times and rates, which on the CPU backend do not predict a GPU's.
     """
 
     def __init__(
@@ -257,21 +255,21 @@ class Report:
         self._console.print(Text.assemble(*line))
 
     def text(self, text: str, style: str = "") -> None:
-        """Print text, its lines as they are."""
+        """Print text, keeping its lines."""
         for each in text.splitlines():
             self.line([(each, style)])
 
     def prose(self, text: str, style: str = "", indent: int = 0) -> None:
-        """Print a text of any length, in lines of 78 characters; indent: of those after the
-        first."""
+        """Print a text of any length, in lines of 78 characters; indent: of all but the first
+        line."""
         margin = " " * indent
         for each in textwrap.wrap(text, PROSE, subsequent_indent=margin):
             self.line([(each, style)])
 
     def status(self, text: str) -> None:
-        """Replace the live line: what builds, what runs, what is left. Nothing if not a terminal.
+        """Replace the live line: builds, runs, days left. Does nothing without a terminal.
 
-        Drawn here and now, by no thread: a process that forks must not be drawing meanwhile.
+        Draws immediately, not in a thread: a process that forks must not be drawing meanwhile.
         """
         if self._console is None or text == self._status:
             return
@@ -290,12 +288,12 @@ class Report:
                 redirect_stderr=False,
             )
             self._live.start()
-            # A process that is killed shows no cursor again that it has hidden.
+            # A killed process would leave a hidden cursor hidden.
             self._console.show_cursor(True)
         self._live.update(shown, refresh=True)
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -304,9 +302,9 @@ class Report:
     def rung(
         self, number: int, outcome: RungOutcome, problem: str = "", remarks: bool = False
     ) -> None:
-        """Show a rung's line, and below it what explains a failure.
+        """Show a rung's line, and below it the explanation of a failure.
 
-        problem: named above the first of its rungs, for a day that has several.
+        problem: printed above the first of its rungs, for a day that has several.
         """
         if not self.times:
             outcome = outcome.without_time()
@@ -321,7 +319,7 @@ class Report:
             self._problem = (number, problem)
             self.line([(f"{number:>3} {problem}:", "dim")])
         line = rung_line(number, outcome)
-        # Of rungs that fail alike, one is explained; each of the sanitizer's tools says its own.
+        # Only the first failed rung is explained, except for the sanitizer's tools, which differ.
         alike = self._narrow and self._explained and outcome.problem != "sanitize"
         too_long = sum(len(text) for text, _ in line) > PROSE and outcome.timing is None
         if self._narrow and (outcome.status != PASS or too_long):
@@ -355,8 +353,8 @@ class Report:
                     self.line([(f"{' ' * _INDENT}{part}", "dim")])
 
     def day(self, day: DayOutcome) -> None:
-        """Show a day that failed or was skipped as a whole: why, and the compiler's message if
-        any."""
+        """Show a day that failed or was skipped as a whole: the reason, and any compiler's
+        message."""
         style = STYLES[day.status]
         line: Line = [(f"{day.number:>3} {day.title:<29} ", ""), (f"{day.status:<4}", style)]
         line.append((f" {day.reason}", style.removeprefix("bold ")))
@@ -364,11 +362,11 @@ class Report:
         self.details(day.details)
 
     def details(self, lines: Sequence[str]) -> None:
-        """Show lines that explain, not without end: templates can bring hundreds."""
+        """Show lines that explain, at most shown_details: templates can cause hundreds."""
         if self._narrow:
             lines = [part for line in lines for part in _wrapped(line)]
         shown = list(lines[: self._shown_details])
-        # A heading is not shown without anything of what stands below it.
+        # A heading is not shown without its first line.
         if lines[len(shown) :] and _margin(lines[len(shown)]) > _margin(shown[-1]):
             shown.pop()
         for text in shown:
@@ -378,7 +376,7 @@ class Report:
             self.line([(f"      … {counted(left, 'more line')}{where}", "dim")])
 
     def output(self, day: Day, text: str) -> None:
-        """Show what a day printed, its middle left out where it is long."""
+        """Show a day's output, without its middle part if it is long."""
         lines = text.rstrip().splitlines()
         if not lines:
             return
@@ -391,14 +389,14 @@ class Report:
             self.line([(f"      | {each}", "dim")])
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table of the day, e.g. of what a profiler measured."""
+        """Show a table of the day, e.g. of a profiler's results."""
         if title:
             self.line([(title, "bold")])
         for text in table_lines(header, rows):
             self.line([(f"  {text}", "")])
 
     def legend(self, outcomes: Sequence[DayOutcome]) -> None:
-        """Show what the rungs' lines mean."""
+        """Show the meaning of the rungs' lines."""
         self.close()
         for text in legend(outcomes, self.times):
             self.prose(text, "dim", indent=2)

@@ -1,4 +1,4 @@
-"""What a command line asks for, done: a run over days, or reports of runs shown and stored."""
+"""Execute the command line: run days, or show and store reports of runs."""
 
 from __future__ import annotations
 
@@ -49,30 +49,29 @@ from common.run.selection import Selection, SelectionError, select
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-TIME_LIMIT = {"cuda": 120.0, "cpu": 300.0}  # seconds per day, of its own running
+TIME_LIMIT = {"cuda": 120.0, "cpu": 300.0}  # seconds per day, of running time
 SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is sent again
-SANITIZER_SLOWDOWN = 10  # a tool may slow kernels so many times before the limit is too short
+SANITIZER_SLOWDOWN = 10  # factor on the limit: a tool may slow kernels this much
 
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
-# "profiled" is what a profiler runs: the rungs and nothing else, in one process.
+# "profiled" runs the rungs and nothing else, in one process, under a profiler.
 MODES = ("run", "sanitize", "profile", "profiled", "compile", "draw")
 NO_DRAWING_ON_GPU = "drawn on the CPU backend, which sees every access; a GPU does not tell them"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for. mode: one of MODES. jobs: builds at a time, 0 for as many
-    as cores and memory allow. side_by_side: days that are checked at a time on one device, 0
-    likewise. time_limit: seconds per day, 0 for the device's default. archs: for mode "compile".
-    model: the card that the CPU backend plays, "" for its default. days: where the days are.
-    svg: where the drawings go, in mode "draw"; None for beside the file of `swap`, or nowhere where
-    there is none. further: run what goes beyond the main lines too. verbose: show how rungs were
-    checked. in_process: run in this process (for tools that watch one process). watched: such a
-    tool looks at every access. rungs: run only these. alone: time them without libraries. These
-    three: see `common.process.worker.Work`. swap: a day's source, and the file that takes its
-    place. attend: called again and again while something is waited for; what it raises ends the
-    run."""
+    """Options of the command line. mode: one of MODES. jobs: builds at a time, 0 for the number
+    that cores and memory allow. side_by_side: days checked at a time on one device, 0 likewise.
+    time_limit: seconds per day, 0 for the device's default. archs: for mode "compile". model: the
+    card that the CPU backend simulates, "" for its default. days: folder of the days. svg: path of
+    the drawings, in mode "draw"; None for a file next to that of `swap`, or no file without `swap`.
+    further: also run the parts beyond the main lines. verbose: show how rungs were checked.
+    in_process: run in this process (for tools that watch one process). watched: such a tool traces
+    every access. rungs: run only these. alone: time them without libraries. For the last three see
+    `common.process.worker.Work`. swap: a day's source, and the file that replaces it. attend:
+    called repeatedly while waiting; an exception it raises ends the run."""
 
     selected: tuple[str, ...]
     shard: str = ""
@@ -102,7 +101,7 @@ class Options:
 
 
 class Refused(Exception):
-    """A run cannot begin. lines: why. code: the exit code."""
+    """A run that cannot begin. lines: the reasons. code: the exit code."""
 
     def __init__(self, lines: Sequence[str], code: int = EXIT_FAILED):
         super().__init__("\n".join(lines))
@@ -126,11 +125,11 @@ def exit_code(outcomes: Sequence[DayOutcome]) -> int:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP raise Interrupted, once: a second one does not cut
-    cleaning up. At the end no child of this process is left.
+    """Make SIGINT, SIGTERM and SIGHUP raise Interrupted, once, so that a second one does not
+    interrupt the clean-up. End all children of this process on exit.
 
-    Python swallows what is raised in a destructor or in the callback of a weak reference, as its
-    imports have them: then the signal is sent again.
+    Python ignores an exception raised in a destructor or in the callback of a weak reference, as
+    during imports: then the signal is sent again.
     """
 
     def interrupt(number: int, _frame: object) -> None:
@@ -160,9 +159,9 @@ def signals_raise() -> Iterator[None]:
 
 
 def _begin_runtime(device: str) -> Child:
-    """Begin to build the CPU backend's runtime, where days run on it, before torch is imported.
+    """Start building the CPU backend's runtime, if days run on it, before torch is imported.
 
-    What goes wrong here goes wrong again where it is reported: in `detect`, or in a day's build.
+    An error here occurs again where it is reported: in `detect`, or in a day's build.
     """
 
     def work(_channel: Channel) -> None:
@@ -174,7 +173,7 @@ def _begin_runtime(device: str) -> Child:
 
 
 class _Import(threading.Thread):
-    """Imports torch, and what of ours needs it, beside other work."""
+    """Import torch, and our modules that need it, in a thread."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -188,7 +187,7 @@ class _Import(threading.Thread):
             self.error = error
 
     def wait(self, attend: Callable[[], None]) -> None:
-        """Wait until the import is over; raises what it raised, and what `attend` raises."""
+        """Wait for the import; raise its exception, and those of `attend`."""
         while self.is_alive():
             self.join(POLL)
             attend()
@@ -197,7 +196,7 @@ class _Import(threading.Thread):
 
 
 def run(options: Options) -> int:
-    """Run what the command line asks for and return the exit code."""
+    """Execute the options and return the exit code."""
     report = Report(colour=options.colour, verbose=options.verbose)
     try:
         selection = select(
@@ -248,8 +247,8 @@ def run(options: Options) -> int:
 def _swapped(
     options: Options, selection: Selection, original: Path, other: Path
 ) -> tuple[Options, Selection]:
-    """Return the days with `other` in the place of one of their files, and the options with both
-    paths as the days have them. Raises SelectionError where there is no such file."""
+    """Return the options and the selection with `other` in place of a file of the days; both paths
+    as in the days. Raise SelectionError if no day has such a file."""
     try:
         for path in (original, other):
             text_of(path)
@@ -317,14 +316,14 @@ def _in_order(outcomes: Sequence[DayOutcome]) -> list[DayOutcome]:
 
 
 def refuse(refused: Refused) -> int:
-    """Say why a run cannot begin; returns the exit code."""
+    """Print why a run cannot begin; return the exit code."""
     for line in refused.lines:
         print(f"run_day.py: {line}", file=sys.stderr)
     return refused.code
 
 
 def prepare(options: Options, selection: Selection, report: Report) -> Platform:
-    """Find out where days run, and imports PyTorch meanwhile. Raises Refused."""
+    """Return the platform that days run on, after importing PyTorch meanwhile. Raise Refused."""
     keep_compilers_caches()
     importing = _Import()
     report.status("importing PyTorch")
@@ -361,7 +360,7 @@ def prepare(options: Options, selection: Selection, report: Report) -> Platform:
 
 
 def _obstacles(options: Options, selection: Selection, platform: Platform) -> list[str]:
-    """Return what would make every build fail, where there is something to build: a line each."""
+    """Return reasons why every build would fail, one per line; [] if there is nothing to build."""
     from common.build import day_build
     from common.run.doctor import obstacles
 
@@ -421,7 +420,7 @@ def _step(mode: str, platform: Platform) -> Step:
 def make_runner(
     options: Options, days: Sequence[Day], platform: Platform, report: Report
 ) -> Runner:
-    """Return what runs the days as the options ask for."""
+    """Return the runner of the days, as the options request."""
     from common.build import day_build, nvcc
 
     held = ONE_BY_ONE
@@ -461,7 +460,7 @@ def make_runner(
 def in_process(
     days: Sequence[Day], platform: Platform, step: Step, work: Any, report: Report
 ) -> list[DayOutcome]:
-    """Run days in this very process, unprotected, for tools that watch a single process."""
+    """Run days in this process, unprotected, for tools that watch a single process."""
     from common.build.day_build import build
 
     outcomes = []
@@ -476,7 +475,7 @@ def in_process(
                 case Ended():
                     report.day(progress.outcome)
                 case _:
-                    pass  # nothing is shown of it here
+                    pass  # not shown here
 
         build(day, platform)
         step(day, platform, work, Direct(handle))
@@ -486,11 +485,11 @@ def in_process(
 
 
 def check_targets(options: Options) -> None:
-    """Raise ResultsError where what is to be written of the run could not be."""
+    """Raise ResultsError if a file that the run is to write cannot be written."""
     for path in (options.json, options.html, _drawing(options)):
         if path:
             check_writable(path)
-    if options.write or options.html:  # what is generated shows all that is stored
+    if options.write or options.html:  # generated files show all stored results
         stored.read_stored(options.days.parent)
         stored.read_scores(options.days.parent)
 
@@ -508,7 +507,7 @@ def _store(
     report: Report,
     write: bool,
 ) -> bool:
-    """Write what --json, --html and --write ask for; False, with a message, where that failed."""
+    """Write the files of --json, --html and --write; on failure print why and return False."""
     svg = _drawing(options)
     if not (options.json or options.html or svg or write):
         return True
@@ -538,7 +537,7 @@ def write_page(
     runs: Sequence[dict[str, Any]],
     changes: Sequence[Change] | None = None,
 ) -> None:
-    """Write the page of --html. Raises ResultsError."""
+    """Write the page of --html. Raise ResultsError."""
     where = [
         f"{device_name(run['where'])}: {versions(run['where'])}"
         + (f"; {NO_TIMES}" if reports.on_cpu(run) else "")
@@ -554,7 +553,7 @@ def _write_page(
     where: Sequence[str],
     changes: Sequence[Change] | None = None,
 ) -> None:
-    """Write the page, with the stored scores of mutants and what the learner has solved."""
+    """Write the page, with the stored scores of mutants and the learner's solved exercises."""
     from common.report.page import page
 
     days = discover(root)[0]
@@ -578,9 +577,9 @@ def use_reports(
     html: Path | None,
     days: Path,
 ) -> int:
-    """Show reports written by --json as one, writes them as one to `json` and `html`, and store
-    their results under `store_in`. Without reports: writes the generated files anew, and the page
-    of what is stored. To be stored, a report may also be one of --mutants."""
+    """Show reports written by --json as one, write them as one to `json` and `html`, and store
+    their results under `store_in`. Without reports: regenerate the generated files, and the page of
+    the stored results. A report to be stored may also be one of --mutants."""
     report = Report(colour=colour)
     try:
         scores = reports.read_mutants(files[0]) if store_in and len(files) == 1 else None
@@ -646,7 +645,7 @@ def show_diff(selected: Sequence[str], first: str, second: str, days: Path, colo
 def compare_reports(
     old: Path, new: Path, threshold: float, html: Path | None, days: Path, colour: bool
 ) -> int:
-    """Show what changed between two reports; the exit code says whether anything is worse."""
+    """Show the changes between two reports; return EXIT_FAILED for a worse one or for none."""
     report = Report(colour=colour)
     try:
         before, after = reports.read_json(old), reports.read_json(new)

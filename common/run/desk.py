@@ -1,4 +1,4 @@
-"""A learner's file is built and checked in the place of the day's own."""
+"""Build and check a learner's file, which replaces the day's own."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ from common.run.pace import Pace
 from common.run.selection import Selection
 
 EXPLAINED = 8  # lines that explain one failure to a learner
-LATE = "no end after"  # how the reason of what ran into its time limit begins
+LATE = "no end after"  # beginning of the reason for reaching the time limit
 PLANTING_LIMIT = 60.0  # seconds that a planted change may take to fail
 _PLACE = re.compile(r"([^:]+):(\d+):")
-NO_FUN = (LATE, "the process died")  # failures from which there is nothing to learn
+NO_FUN = (LATE, "the process died")  # failures that teach nothing
 
 
 class Desk:
-    """A learner at work: the days, what is solved, and how files are checked."""
+    """A learner's session: the days, the solved exercises, and the checks of files."""
 
     def __init__(self, options: Options, days: Sequence[Day], journal: Journal):
         self.options = replace(options, bench=False)
-        self.keys = False  # whether the learner presses keys instead of typing commands
+        self.keys = False  # True if the learner presses keys instead of typing commands
         self.days, self.journal = days, journal
         self._platform: Platform | None = None
 
     def challenge(self, day: Day, name: str, another: bool = False) -> Challenge:
-        """Return the exercise of this name. another: of "debug", not the one that is planted.
-        Raises ExerciseError, OSError."""
+        """Return the exercise of this name. another: for "debug", choose a change that is not
+        planted. Raise ExerciseError, OSError."""
         if name == SPEED:
             return speed_challenge(day, self.options.days)
         if step := day.step(name):
@@ -83,12 +83,11 @@ class Desk:
     def begin(
         self, challenge: Challenge, report: Report, another: bool = False
     ) -> tuple[Challenge, bool]:
-        """Write the learner's file where there is none. A change is planted only if the checks
-        reject it, so another one may come of it. Return what is to be solved, and whether it was
-        written now.
+        """Write the learner's file if there is none. A change is planted only if the checks reject
+        it, so the exercise may change. Return the exercise, and True if the file was written now.
 
-        another: a change is to be planted anew, and the old file kept. Raises ExerciseError where a
-        file to debug is there, no other was requested, and it is not known what is planted in it.
+        another: plant another change, and keep the old file. Raise ExerciseError if a file to debug
+        exists, no other change was requested, and its planted change is unknown.
         """
         if not isinstance(challenge, DebugChallenge):
             return challenge, challenge.begin()
@@ -103,8 +102,8 @@ class Desk:
             )
         if kept := challenge.keep():
             report.text(f"your file is kept as {shown(kept)}")
-        # Nothing is planted until the checks have rejected it, so that an interruption of what
-        # follows does not leave one change in the file and another one in the journal.
+        # The journal names a change only after the checks have rejected it, so that an interruption
+        # does not leave one change in the file and another one in the journal.
         entry.planted, entry.hints = "", 0
         self.journal.save()
         try:
@@ -124,7 +123,7 @@ class Desk:
         return challenge, True
 
     def _rejected(self, challenge: DebugChallenge, report: Report) -> bool:
-        """Return whether the checks fail in time on what is planted, and not by the compiler."""
+        """Return True if the checks, not the compiler, reject the planted change in time."""
         report.status("planting a change that the checks reject")
         kind = challenge.mutant.kind.name
         unheard = Report(io.StringIO())
@@ -141,7 +140,7 @@ class Desk:
 
     def _checked(self, challenge: Challenge, report: Report) -> DayOutcome:
         """Check the learner's file: first a few cases, for a verdict in seconds, then all of them,
-        and whether races, bad addresses or unwritten memory hide behind right results."""
+        then races, bad addresses and unwritten memory that right results may hide."""
         first = self._run(challenge, report, quick=True, bench=False)
         if first.status != PASS:
             self._draw(challenge, first, report)
@@ -163,8 +162,8 @@ class Desk:
         return replace(found, rungs=[*found.rungs, *closer.rungs])
 
     def _draw(self, challenge: Challenge, outcome: DayOutcome, report: Report) -> None:
-        """Show which thread of a rung with a wrong result, or that writes outside, reads and writes
-        what, and leave that as a picture beside the learner's file."""
+        """Show which thread reads and writes which element, for a rung with a wrong result or a
+        write outside, and save that as a picture next to the learner's file."""
 
         def can_be_drawn(rung: RungOutcome) -> bool:
             return bool(rung.example) or WRITTEN_OUTSIDE in rung.reason
@@ -194,7 +193,7 @@ class Desk:
         time_limit: float = 0.0,
         **changes: Any,
     ) -> DayOutcome:
-        """Run the day with the learner's file. changes: of the options."""
+        """Run the day with the learner's file. changes: to the options."""
         platform = self._platform_for(challenge, report)
         options = replace(
             self.options,
@@ -210,13 +209,13 @@ class Desk:
         return runner.outcomes[0]
 
     def _platform_for(self, challenge: Challenge, report: Report) -> Platform:
-        """Return what days are built for and run on. Raises Refused."""
+        """Return the platform that days are built for and run on. Raise Refused."""
         if self._platform is None:
             self._platform = prepare(self.options, Selection((challenge.day,), {}), report)
         return self._platform
 
     def reset(self, challenge: Challenge, report: Report) -> int:
-        """Begin the exercise anew."""
+        """Restart the exercise."""
         entry = self.journal.entry(challenge.day.number, challenge.name)
         if isinstance(challenge, DebugChallenge) and entry.planted != challenge.mutant.identity:
             challenge, _ = self.begin(challenge, report, another=True)
@@ -228,13 +227,13 @@ class Desk:
         return EXIT_PASSED
 
     def hint(self, challenge: Challenge, report: Report) -> int:
-        """Show the next hint, and the last one again and again."""
+        """Show the next hint; after the last hint, show that one again."""
         entry = self.journal.entry(challenge.day.number, challenge.name)
         number = min(entry.hints, len(challenge.hints) - 1)
         report.text(f"hint {number + 1} of {len(challenge.hints)}:", "bold")
         for line in textwrap.wrap(challenge.hints[number], 76):
             report.text(f"  {line}")
-        if not entry.solved:  # a look back costs nothing
+        if not entry.solved:  # hints of a solved exercise are not counted
             entry.hints = number + 1
             self.journal.save()
         if number + 1 == len(challenge.hints) and not self.keys:
@@ -255,7 +254,7 @@ class Desk:
         return EXIT_PASSED
 
     def check(self, challenge: Challenge, report: Report, began: bool = False) -> int:
-        """Check the learner's file once and say what follows from it. Raises ExerciseError,
+        """Check the learner's file once and print the next steps. Raise ExerciseError,
         JournalError, OSError, Refused."""
         day, now = challenge.day, challenge.state()
         if began and isinstance(challenge, WriteChallenge):
@@ -305,7 +304,7 @@ class Desk:
     def _fast_enough(
         self, challenge: SpeedChallenge, outcome: DayOutcome, entry: Entry, report: Report
     ) -> bool:
-        """Measure what has passed its checks, and say how near to the goal it is."""
+        """Measure a file that passed its checks, and print the verdict on its speed."""
         assert self._platform
         verdict = Pace(self.options, self._platform, report).judge(challenge, outcome)
         report.close()
@@ -319,7 +318,7 @@ class Desk:
     def _solved(
         self, challenge: Challenge, outcome: DayOutcome, entry: Entry, report: Report
     ) -> None:
-        """Remember that an exercise is solved, and say what there is to say then."""
+        """Record an exercise as solved, and print its explanation and the next steps."""
         entry.solved = entry.solved or datetime.date.today().isoformat()
         if isinstance(challenge, DebugChallenge) and challenge.mutant.identity not in entry.found:
             entry.found.append(challenge.mutant.identity)
@@ -329,7 +328,7 @@ class Desk:
         if isinstance(challenge, WriteChallenge) and (waste := self._waste(challenge, report)):
             report.prose(f"right, but wasteful: {waste}", "yellow")
         for line in challenge.explanation():
-            report.prose(line, indent=13 if line.startswith("  ") else 0)  # code goes on so
+            report.prose(line, indent=13 if line.startswith("  ") else 0)  # continued lines of code
         if isinstance(challenge, WriteChallenge):
             _show_own_lines(challenge, report)
         if challenge.name == DEBUG:
@@ -346,13 +345,13 @@ class Desk:
         try:
             return Pace(self.options, self._platform, report).waste(challenge)
         except ExerciseError:
-            return ""  # it is solved whatever it costs
+            return ""  # it is solved regardless of its cost
         finally:
             report.close()
 
 
 def _show_own_lines(challenge: WriteChallenge, report: Report) -> None:
-    """Show how the day writes the step, where that is not what the learner has."""
+    """Show the day's version of the step if the learner's differs."""
     theirs = challenge.text
     if same_code(theirs, challenge.solved, challenge.step):
         report.text("the day has the same lines")
@@ -363,7 +362,7 @@ def _show_own_lines(challenge: WriteChallenge, report: Report) -> None:
 
 
 class _StatusOf(Report):
-    """What is shown of a run whose lines a learner does not need: the live line alone."""
+    """A report that shows only the live line of a run whose other lines a learner does not need."""
 
     def __init__(self, report: Report):
         super().__init__(io.StringIO())
@@ -378,8 +377,8 @@ def _checks(outcome: DayOutcome) -> int:
 
 
 def _asks_for_more(outcome: DayOutcome) -> bool:
-    """Return whether --sanitize may say more: a result is wrong by a race, as a hint says, or for
-    no known reason, or the process has died."""
+    """Return True if --sanitize may find more: a hint names a race, a result is wrong for an
+    unknown reason, or the process died."""
     hints = [
         " ".join(line for line in rung.details if line.startswith("hint:"))
         for rung in outcome.rungs
@@ -398,9 +397,9 @@ def _show_failures(outcome: DayOutcome, report: Report) -> None:
 
 
 def _with_what_is_no_fault_noted(outcome: DayOutcome, report: Report) -> DayOutcome:
-    """Return what --sanitize found without what makes no solution wrong, which is noted: an index
-    that is too small for an array larger than any case, and what is missing. What took too long may
-    hide a fault: it stays one, and how to go on is added."""
+    """Return the outcome of --sanitize without findings that leave a solution right; these are
+    printed as notes: a too small index for an array larger than any case, and skipped checks. A
+    check that hit its time limit may hide a fault: it stays a failure, with advice."""
     rows = []
     for row in outcome.rungs:
         if row.rung == "indices" and row.status == FAIL:
@@ -422,8 +421,8 @@ def _with_what_is_no_fault_noted(outcome: DayOutcome, report: Report) -> DayOutc
 
 
 def _of_a_launch(finding: str) -> bool:
-    """Return whether a finding, "path:line: words", is about a launch: a grid has no more than 32
-    bits, and one that is too large is refused."""
+    """Return True if a finding, "path:line: text", is about a launch: a grid's size has at most 32
+    bits, and a larger one is refused."""
     place = _PLACE.match(finding)
     return place is not None and "<<<" in source_text(place[1], int(place[2]))
 

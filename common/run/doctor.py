@@ -1,6 +1,6 @@
-"""`--doctor`: what this machine has, what is wrong with it, and the fix of each finding.
+"""Implement `--doctor`: examine this machine, and print each finding with its fix.
 
-Everything is tried and nothing is taken for granted: torch may be missing or broken.
+No package is assumed to work: torch may be missing or broken.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ INSTALL = "python -m pip install -r requirements.txt"
 
 LOW_DISK = 2e9  # bytes; all days built for one GPU take far less, a full disk breaks everything
 FULL_CACHE = 150e6  # bytes; the precompiled headers take 105 MB, a day's build at most 20
-FULL_TEMPORARY = 50e6  # bytes; what a compiler writes between its steps
+FULL_TEMPORARY = 50e6  # bytes; a compiler's files between its steps
 TRY_LIMIT = 120  # seconds for importing torch, and for building one kernel
 
 
 @dataclass(frozen=True)
 class Finding:
-    """state: "ok", "warn" (something works less well) or "bad" (days cannot run). subject: what
-    was examined. text: what was found. fix: what to do about it."""
+    """A finding. state: "ok", "warn" (something works less well) or "bad" (days cannot run).
+    subject: the examined part. text: the observation. fix: the remedy."""
 
     state: str
     subject: str
@@ -48,7 +48,7 @@ class Finding:
 
 
 def main(colour: bool = True, root: Path = DAYS) -> int:
-    """Print all findings as they are made; 1 if any is bad."""
+    """Print all findings as they are made; return 1 if any is bad, else 0."""
     report = Report(colour=colour)
     worst = {OK: 0, WARN: 0, BAD: 0}
     for look in LOOKS:
@@ -65,7 +65,7 @@ def main(colour: bool = True, root: Path = DAYS) -> int:
 
 
 def lines(finding: Finding) -> list[Line]:
-    """Return a finding as it is printed."""
+    """Return the printed lines of a finding."""
     shown: list[Line] = [
         [
             (f"{finding.state:<4}", STYLES[finding.state]),
@@ -78,7 +78,7 @@ def lines(finding: Finding) -> list[Line]:
 
 
 def found(look: Callable[[Path], Iterator[Finding]], root: Path) -> Iterator[Finding]:
-    """Return the findings of one look. An error that the look did not foresee is a finding too."""
+    """Yield the findings of one look. An unexpected error is a finding, too."""
     try:
         yield from look(root)
     except toolchain.ToolchainError as error:
@@ -130,7 +130,7 @@ def torch(_root: Path) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Requirement:
-    """The versions of a package that requirements.txt admits; the newest is what is tested."""
+    """The versions of a package that requirements.txt admits; the newest one is tested."""
 
     oldest: str
     newest: str
@@ -151,7 +151,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def requirements() -> dict[str, Requirement]:
-    """Return what requirements.txt needs, by package."""
+    """Return the requirements in requirements.txt, by package."""
     found = {}
     for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
         if match := _REQUIREMENT.match(line):
@@ -270,7 +270,7 @@ def writable_cache(_root: Path) -> Iterator[Finding]:
 
 
 def _size(file: str) -> int:
-    """Return bytes of a file; 0 if a build that goes on has removed it since it was listed."""
+    """Return the bytes of a file; 0 if a running build has removed it since it was listed."""
     try:
         return os.stat(file).st_size
     except FileNotFoundError:
@@ -326,12 +326,12 @@ def cpu_backend(_root: Path) -> Iterator[Finding]:
 
 LOOKS = (python, torch, packages, compiler, ninja, gpu, nvcc, cache, days, cpu_backend)
 
-# Of these, what makes every build fail, found in a moment.
+# The fast looks whose bad findings make every build fail.
 OBSTACLES = (compiler, ninja, writable_cache)
 
 
 def obstacles() -> list[str]:
-    """Return why no day can be built on this machine, a line each; [] where nothing is known to
-    prevent it."""
+    """Return why no day can be built on this machine, one reason per line; [] if no reason is
+    known."""
     findings = (finding for look in OBSTACLES for finding in found(look, DAYS))
     return [f"{one.subject}: {one.text}; {one.fix}" for one in findings if one.state == BAD]

@@ -1,4 +1,4 @@
-"""A day's rungs drawn, for callers that show the drawing themselves, as practice mode does."""
+"""Draw a day's rungs for callers that show the drawing themselves, such as practice mode."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def draw_day(
 ) -> DrawnRungs:
     """Return a drawing of each of these rungs of a day, on a small case, with lines and an SVG.
 
-    day: a learner's file may stand in it (`Challenge.day_to_run`). platform: the run's; the drawing
-    comes from the CPU backend on every machine. options: the run's, for its limits and whatever it
-    attends to. rungs: () for all. report: shows meanwhile what is done, and the drawings; None for
-    nothing. Of a day that does not build, or does not end, `missing` says why. Raises
-    ToolchainError where the CPU backend cannot be used.
+    day: may contain a learner's file (`Challenge.day_to_run`). platform: of the run; the drawing
+    always comes from the CPU backend. options: of the run, for its limits and `attend`. rungs: ()
+    for all. report: shows the progress, and the drawings; None for none. If the day does not build,
+    or does not end, `missing` contains the reason. Raise ToolchainError if the CPU backend cannot
+    be used.
     """
     if platform.device != "cpu":
         platform = detect("cpu")

@@ -1,8 +1,8 @@
-"""What `python days/day05/day.py` does: build the day, call each rung, compare with PyTorch.
+"""Run `python days/day05/day.py`: build the day, call each rung, compare with PyTorch.
 
-The .cu files become a library of operators by torch.utils.cpp_extension.load, which
-common/build/library.py calls; loaded, they are torch.ops.day05.<rung>. Each rung is called on a
-small case of each dtype. `python run_day.py 5` checks all cases, tries much more, and times.
+torch.utils.cpp_extension.load, called in common/build/library.py, builds the .cu files into a
+library of operators, torch.ops.day05.<rung>. Each rung is called on a small case of each dtype.
+`python run_day.py 5` checks all cases, tries much more, and times.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _run(folder: Path, device_name: str) -> list[str]:
 def _try(
     todo: library.Build, problem: Problem, rung: Rung, operators: Any, backend: Backend
 ) -> str:
-    """Call a rung and compare it with PyTorch; print and return what came of it."""
+    """Call a rung and compare it with PyTorch; print and return the outcome."""
     from common.check import device
     from common.check.lacks import Lacking
     from common.check.rungs import call_once, quick_cases
@@ -91,7 +91,7 @@ def _try(
                 said.append(f"{case.dtype} {once.error:.1e}")
     except (Skip, Lacking) as reason:
         status, said = SKIPPED, [str(reason)]
-    except BuildError as error:  # of a rung that is built in a way of its own
+    except BuildError as error:  # of a rung with a custom `load`
         status, said, details = WRONG, ["it does not build"], str(error).splitlines()
     what = "largest error: " if status == RIGHT else ""
     print(f"  {called}\n      {status}, {what}{', '.join(said)}")
@@ -101,7 +101,7 @@ def _try(
 
 
 def _name(todo: library.Build, rung: Rung) -> str:
-    """Return what the rung is called as in Python."""
+    """Return the rung's name in Python."""
     if rung.of_library:
         return f"torch.ops.{todo.day.name}.{rung.name}"
     module = rung.triton or rung.numba

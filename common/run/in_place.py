@@ -1,4 +1,4 @@
-"""A day with the learner's file in the place of its own, in this very process: for a debugger."""
+"""Run a day with the learner's file, which replaces the day's, in this process, for a debugger."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from common.run.selection import SelectionError, select
 
 
 def run(options: Options, name: str) -> int:
-    """Run the day that the options select with the learner's file of this name, which must be
-    there; return the exit code."""
+    """Run the selected day with the learner's file of this name, which must exist; return the exit
+    code."""
     try:
         days = select(("all",), options.days).days
         chosen = select(options.selected, options.days).days

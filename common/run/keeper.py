@@ -1,4 +1,4 @@
-"""The process behind a command: nothing that the command starts outlives it, however it ends."""
+"""Keep a parent process that ends everything that a command has started, however it ends."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import sys
 
 from common.process.family import adopt, die_with, end_members
 
-_SI_KERNEL = 0x80  # of Linux: no process has sent the signal
+_SI_KERNEL = 0x80  # on Linux: the kernel sent the signal
 _HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def go_on_kept() -> None:
-    """Go on in a forked process. This one, which the user knows, hands signals on to it, waits for
-    it, kills what it has left, in whatever session, and ends as it did.
+    """Continue in a forked process. The original process, known to the user, forwards signals to
+    it, waits for it, kills its leftover processes in any session, and exits with its status.
 
-    If this process is killed itself, the other gets SIGTERM. Elsewhere than on Linux, nothing is
-    done.
+    If the original is killed itself, the other gets SIGTERM. Do nothing except on Linux.
     """
     if sys.platform != "linux":
         return
@@ -37,7 +36,7 @@ def go_on_kept() -> None:
 
 
 def _wait(pid: int, waited: set[signal.Signals]) -> int:
-    """Return the status with which the process ends."""
+    """Return the exit status of the process."""
     while True:
         found = signal.sigwaitinfo(waited)
         if found.si_signo != signal.SIGCHLD:
@@ -54,7 +53,7 @@ def _wait(pid: int, waited: set[signal.Signals]) -> int:
 
 def _end_as(code: int) -> None:
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the other has left one, if any
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the other one has left a core, if any
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})

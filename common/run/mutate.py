@@ -1,4 +1,4 @@
-"""`--mutants`: tries the mutants of days and reports what the days' own checks let pass."""
+"""Implement `--mutants`: try the mutants of days and report those that the days' checks miss."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from common.run.doctor import obstacles
 from common.run.runner import jobs_allowed
 from common.run.selection import SelectionError, select
 
-POLL = 0.2  # seconds between looks at what has happened
+POLL = 0.2  # seconds between checks for finished days
 
 
 @dataclass(frozen=True)
 class MutantOptions:
-    """What the command line asks for. choice: which mutants; the rest as in
+    """Options of `--mutants`. choice: the mutants to try; the rest as in
     `common.run.command.Options`."""
 
     selected: tuple[str, ...]
@@ -66,13 +66,13 @@ class MutantOptions:
 
 
 def today_as_seed() -> int:
-    """Return the date as a number, so that every day's sample is another one: 20260131."""
+    """Return the date as a number, so that the sample changes every day: 20260131."""
     return int(datetime.date.today().strftime("%Y%m%d"))
 
 
 def run(options: MutantOptions) -> int:
-    """Try the mutants of the selected days and return the exit code: 0 if on each of them at least
-    95 % are killed and what is listed as equivalent is."""
+    """Try the mutants of the selected days and return the exit code: 0 if each of them kills at
+    least 95 %, and its list of equivalent mutants holds."""
     report = Report(colour=options.colour)
     try:
         selection = select(options.selected, options.days, options.shard, further=True)
@@ -115,14 +115,14 @@ def _seed(choice: Choice) -> str:
 
 
 def passed(report: DayReport) -> bool:
-    """Return whether enough of a day's mutants are killed, and its list of equivalent ones
+    """Return True if enough of a day's mutants are killed, and its list of equivalent ones
     holds."""
     enough = score(report.day.number, report.verdicts).rate >= GOAL
     return enough and not report.problems and not report.error
 
 
 class _Run:
-    """One run of the command. stored: whether all was written that was requested."""
+    """One run of the command. stored: True if everything requested was written."""
 
     def __init__(self, options: MutantOptions, platform: Platform, report: Report):
         self.options, self.platform, self.report = options, platform, report
@@ -240,7 +240,7 @@ class _Run:
 
 
 def final_score(state: DayReport, choice: Choice) -> Score:
-    """Return a day's score, to be stored."""
+    """Return a day's score in the form that is stored."""
     date = datetime.date.today().isoformat()
     return score(state.day.number, state.verdicts, choice.complete, date)
 

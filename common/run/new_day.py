@@ -1,4 +1,4 @@
-"""`--new N TITLE`: a day's folder that builds and passes, to be filled with its lesson."""
+"""Implement `--new N TITLE`: create a day's folder that builds and passes, to hold a lesson."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FILES = {
 
 
 class NewDayError(Exception):
-    """The day cannot be made; the message says why."""
+    """The day cannot be created; the message contains the reason."""
 
 
 def new_day(number: str, title: str, root: Path) -> list[Path]:
     """Write `root`/dayNN and return its files.
 
-    number: 1 to 999, as text. title: the day's title, which the source's name is made of. Raises
-    NewDayError for what is no number or title, and where the day is there already.
+    number: 1 to 999, as text. title: the day's title, from which the source's name is derived.
+    Raise NewDayError for an invalid number or title, and if the day exists already.
     """
     if not re.fullmatch(r"[0-9]{1,9}", number) or not 1 <= int(number) <= 999:
         raise NewDayError(f"--new: {number!r} is no number of a day, from 1 to 999")
@@ -49,7 +49,7 @@ def new_day(number: str, title: str, root: Path) -> list[Path]:
             text = text.replace(key, value)
         made.append(folder / file.format(name=name))
         made[-1].write_text(text, encoding="utf-8")
-    if formatter := shutil.which("clang-format"):  # the length of the name decides how lines break
+    if formatter := shutil.which("clang-format"):  # line breaks depend on the name's length
         style = f"--style=file:{ROOT / '.clang-format'}"
         subprocess.run([formatter, style, "-i", str(made[0])], check=True)
     days, errors = discover(root)

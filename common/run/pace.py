@@ -1,7 +1,7 @@
-"""How fast the learner's kernel is beside the day's own rungs: timed on a GPU, counted on the CPU.
+"""Compare the learner's kernel with the day's rungs: timed on a GPU, counted on the CPU.
 
-On the CPU backend a time says nothing of a GPU's, so the accesses to memory are counted that a GPU
-would make. The day's own figures are measured on this machine, and kept in the cache for a day.
+A time on the CPU backend does not predict a GPU's, so the memory accesses that a GPU would make are
+counted there. The day's own figures are measured on this machine, and cached for a day.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from common.report.files import write_atomically
 from common.report.terminal import Report
 from common.run.command import SANITIZER_SLOWDOWN, Options, make_runner
 
-REACHED = 0.95  # of the last rung's rate: the rest is the spread of measuring
-PATIENCE, LONGER = 15.0, 5.0  # seconds, and times the day's own: then counting is given up
-BETTER = 1.05  # times as fast: what is a step, and no spread
+REACHED = 0.95  # of the last rung's rate: allows for noise
+PATIENCE, LONGER = 15.0, 5.0  # seconds, and times the day's own: the limit of counting
+BETTER = 1.05  # times as fast: smaller speed-ups count as noise
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of measuring. solved: the goal is reached. lines: the figures. hint: what to do
-    next, in the words of the day's declaration, "" where the goal is reached. needs: what this
-    machine lacks to have a goal."""
+    """The result of measuring. solved: the goal is reached. lines: the figures. hint: the next
+    step, from the day's declaration, "" if the goal is reached. needs: what this machine lacks for
+    a goal to exist."""
 
     solved: bool
     lines: tuple[str, ...]
@@ -54,14 +54,14 @@ class Verdict:
 
 
 class Pace:
-    """Measures rungs on one platform. Raises ExerciseError where one cannot be measured."""
+    """Measure rungs on one platform. Raise ExerciseError if one cannot be measured."""
 
     def __init__(self, options: Options, platform: Platform, report: Report):
         self._options, self._platform, self._report = options, platform, report
 
     def judge(self, challenge: SpeedChallenge, checked: DayOutcome) -> Verdict:
-        """Return how near the learner's file is to the goal. checked: what the checks found, with
-        the time on a GPU."""
+        """Return the verdict on the learner's file. checked: the outcome of the checks, with the
+        time on a GPU."""
         ladder = challenge.ladder
         if self._platform.device == "cuda":
             mine = _rungs(checked, ladder.problem.name)[ladder.first.name].timing
@@ -74,8 +74,8 @@ class Pace:
         return judge_counts(ladder, mine_counted, own)
 
     def waste(self, challenge: Challenge) -> str:
-        """Return what a right solution has far too much of beside the day's own; "" where that is
-        not so, or it cannot be counted."""
+        """Return the count of a right solution that far exceeds the day's own, as text; "" if none
+        does, or nothing can be counted."""
         built_otherwise = any(path.suffix != ".py" for path in challenge.day.other_sources)
         in_python = challenge.original.suffix == ".py"
         if self._platform.device == "cuda" or built_otherwise or in_python:
@@ -103,8 +103,7 @@ class Pace:
         rungs: tuple[str, ...],
         limit: float = 0.0,
     ) -> DayOutcome:
-        """Return the profile of these rungs. limit: seconds that it may take, 0 for the usual
-        ones."""
+        """Return the profile of these rungs. limit: seconds that it may take, 0 for the default."""
         self._report.status("counting accesses to memory")
         platform = replace(self._platform, variant="trace")
         options = replace(self._options, mode="profile", quick=False, bench=False)
@@ -128,7 +127,7 @@ class Pace:
         if outcome.status != PASS:
             broken = next((rung for rung in outcome.rungs if rung.status != PASS), None)
             why = f"{broken.rung}: {broken.reason}" if broken else outcome.reason
-            if outcome.output:  # of a process that died, the last line of it says why
+            if outcome.output:  # the last line contains the reason if the process died
                 why += f" ({outcome.output.splitlines()[-1]})"
             raise ExerciseError(f"day {day.number} cannot be measured here: {why}")
         return outcome
@@ -158,11 +157,11 @@ class Pace:
     def _kept(
         self, day: Day, measure: Callable[[], dict[str, dict[str, Any]]]
     ) -> dict[str, dict[str, Any]]:
-        """Return what `measure` gives; from the cache where it was measured here with these sources
+        """Return the result of `measure`, from the cache if it was measured here with these sources
         and, for times, today."""
         here = where(self._platform)
         if self._platform.device == "cpu":
-            here["date"] = ""  # what is counted does not drift
+            here["date"] = ""  # counts do not drift
         built = library.plan(day, self._platform).entry.key
         key = digest([json.dumps(here), built], sorted(day.folder.glob("*.py")))
         path = cache_directory() / "pace" / f"{day.kind}-{self._platform.device}.json"
@@ -171,7 +170,7 @@ class Pace:
             if known["key"] == key:
                 return dict(known["rungs"])
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # not there, or of another version of this program
+            pass  # missing, or written by another version of this program
         rungs = measure()
         write_atomically(path, json.dumps({"key": key, "rungs": rungs}))
         return rungs
@@ -182,8 +181,8 @@ def _rungs(outcome: DayOutcome, problem: str) -> dict[str, RungOutcome]:
 
 
 def judge_times(ladder: Ladder, mine: Timing, own: Mapping[str, Timing]) -> Verdict:
-    """Return mine: of the learner's kernel. own: of the day's rungs, on the same case of this
-    GPU."""
+    """Return the verdict on a time. mine: time of the learner's kernel. own: times of the day's
+    rungs, on the same case of this GPU."""
     last = own[ladder.last.name]
     rows = [_time_row("yours", mine)]
     rows += [_time_row(rung.name, own[rung.name]) for rung in ladder.rungs]
@@ -204,12 +203,13 @@ def _time_row(name: str, timing: Timing) -> list[str]:
 
 
 def _share(timing: Timing) -> str:
-    """Return the share of the ceiling; where none is known, the time."""
+    """Return the share of the ceiling or, if unknown, the time."""
     return duration(timing.ms / 1e3) if timing.share is None else f"{timing.share:.2f}"
 
 
 def judge_counts(ladder: Ladder, mine: WorkCounts, own: Mapping[str, WorkCounts]) -> Verdict:
-    """Return mine: of the learner's kernel. own: of the day's rungs, on the same case."""
+    """Return the verdict on counts. mine: counts of the learner's kernel. own: counts of the day's
+    rungs, on the same case."""
     most = goals(own[ladder.first.name], own[ladder.last.name])
     used = [name for name in NAMES.values() if any(_count(c, name) for c in [mine, *own.values()])]
 
@@ -250,12 +250,12 @@ def _count(counts: WorkCounts, name: str) -> int:
 
 
 def short(rung: str) -> str:
-    """Return the version in a rung's name: "v3" of softmax_v3_registers; else all of it."""
+    """Return the version in a rung's name: "v3" for softmax_v3_registers; else the whole name."""
     return next((word for word in rung.split("_") if word[:1] == "v" and word[1:].isdigit()), rung)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of a table, indented."""
+    """Return the lines of a table, indented."""
     from common.report.terminal import table_lines
 
     return [f"  {line}" for line in table_lines(header, rows)]

@@ -1,4 +1,4 @@
-"""`--practice`: the learner's file is built and checked in the place of the day's own."""
+"""Implement `--practice`: build and check the learner's file in place of the day's own."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from common.run.watching import in_words, watch
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line asks of an exercise. name: of a step, "debug" or "speed"; "write" for
-    the day's only step, or the first exercise that is not solved where there are several."""
+    """Options of an exercise. name: of a step, "debug" or "speed"; "write" for the day's only step,
+    or for the first unsolved exercise if there are several steps."""
 
     name: str = WRITE
     hint: bool = False
@@ -45,7 +45,7 @@ class Wish:
 
 
 def practise(options: Options, wish: Wish) -> int:
-    """Do what `--practice` and its companions ask for; returns the exit code."""
+    """Execute `--practice` and its related options; return the exit code."""
     report = Report(colour=options.colour, shown_details=EXPLAINED, narrow=True)
     try:
         days = select(("all",), options.days).days
@@ -74,7 +74,7 @@ def practise(options: Options, wish: Wish) -> int:
         print(f"run_day.py: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        raise  # the reader (head, less) has gone
+        raise  # the reader (head, less) has ended
     except (OSError, ResultsError) as error:
         report.close()
         print(f"run_day.py: {in_words(error)}", file=sys.stderr)
@@ -89,7 +89,7 @@ def practise(options: Options, wish: Wish) -> int:
 
 
 def _help_the_editor(root: Path, report: Report) -> None:
-    """Write what an editor needs to read the learner's file, where that is possible."""
+    """Write the files that an editor needs to read the learner's file, if possible."""
     try:
         if write_editor_files(root):
             report.text("wrote what clangd and VS Code need: see README.md, Your editor", "dim")
@@ -98,7 +98,7 @@ def _help_the_editor(root: Path, report: Report) -> None:
 
 
 def _chosen(options: Options, wish: Wish, days: Sequence[Day], journal: Journal) -> tuple[Day, str]:
-    """Return the day and the exercise that the command line means."""
+    """Return the day and the exercise selected on the command line."""
     if options.selected:
         chosen = select(options.selected, options.days).days
         if len(chosen) != 1:
@@ -115,7 +115,7 @@ def _chosen(options: Options, wish: Wish, days: Sequence[Day], journal: Journal)
 
 
 def _named(day: Day, name: str, journal: Journal) -> str:
-    if name == WRITE and not day.step(WRITE):  # the name of an only step, and of none else
+    if name == WRITE and not day.step(WRITE):  # only a day's single step has this name
         return next_step(day, journal)
     known = [*(step.name for step in day.steps), DEBUG, SPEED]
     if name in known:

@@ -1,4 +1,4 @@
-"""How many days run side by side on one device, and in which order they start."""
+"""Decide how many days run side by side on one device, and in which order they start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from common.run.runner import ONE_BY_ONE, Room, devices, free_memory
 
 # Bytes. A day that finds the GPU's memory full is checked again when it has the GPU for itself, so
 # these need not hold for every day.
-CHECKED_GPU = 6e9  # of the GPU, for the context of a process, its cases and what is expected
+CHECKED_GPU = 6e9  # of the GPU, for a process's context, its cases and the expected results
 WAITING_GPU = 1e9  # of the GPU, for a process that waits for its turn: a context, and its library
 CHECKED_HOST = 2e9  # of the host, for any process
 WAITING_HOST = 1e9
@@ -30,11 +30,11 @@ MOST_ALIVE = {"cuda": 64, "cpu": 8}  # processes per device
 
 
 def room(platform: Platform, days: int, quick: bool, requested: int = 0) -> Room:
-    """Return how many of so many days a device holds. requested: how many are checked at a time, 0
-    for as many as cores and memory allow.
+    """Return the limits on the days of a device, for a run of `days` days. requested: days checked
+    at a time, 0 for the number that cores and memory allow.
 
     On the CPU the kernels of one day use all cores at times, but most of a check uses one. In a
-    full run on a GPU no more wait than are checked: the largest cases want the memory.
+    full run on a GPU no more days wait than are checked, since the largest cases need the memory.
     """
     here = devices(platform, days)
     free, host_cores = free_memory(), cores() // here
@@ -59,8 +59,8 @@ def room(platform: Platform, days: int, quick: bool, requested: int = 0) -> Room
 
 
 def _fitting(free: float | None, share: float, each: float) -> list[int]:
-    """Return how many fit into this share of what is free; the rest is for the one that has its
-    turn, or for builds."""
+    """Return [the number that fits into this share of the free memory]; the rest is for the day
+    that has its turn, or for builds. [] if unknown."""
     return [] if free is None else [int(share * free / each)]
 
 
@@ -69,8 +69,8 @@ def _at_least_one(*numbers: int) -> int:
 
 
 def free_gpu_memory() -> int | None:
-    """Return bytes that are free on the GPUs that days run on, the least of them; None where
-    nvidia-smi does not say. Starts no context."""
+    """Return the free bytes of the GPUs in use, the least of them; None if nvidia-smi does not
+    report it. Creates no context."""
     command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     if chosen := os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]:
         command += [f"--id={chosen}"]
@@ -81,11 +81,11 @@ def free_gpu_memory() -> int | None:
         return None
 
 
-# ---------------------------------------------------------------- what takes longest starts first
+# ---------------------------------------------------------------- the longest days start first
 
 
 def seconds_file(platform: Platform, quick: bool) -> Path:
-    """Return where the seconds of the last run on this device are kept, by day."""
+    """Return the file with the seconds of the last run on this device, by day."""
     name = re.sub(r"[^a-z0-9]+", "-", (platform.gpu or platform.device).lower())
     return cache_directory() / f"seconds-{name}-{'quick' if quick else 'full'}.json"
 
@@ -94,24 +94,24 @@ def _read(file: Path) -> dict[str, float]:
     try:
         return {day: float(seconds) for day, seconds in json.loads(file.read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError):
-        return {}  # nothing is known
+        return {}  # no times are known
 
 
 def longest_first(days: Sequence[Day], file: Path) -> list[Day]:
-    """Return the days that took longest in the last run first, so that none of them is left to the
-    end; before them those of which nothing is known, beginning with the longest sources."""
+    """Return the days in order of decreasing time in the last run, so that none of the longest ones
+    starts last; unknown days come first, beginning with the longest sources."""
     known = _read(file)
     return sorted(days, key=lambda day: (-known.get(day.name, math.inf), -_length(day)))
 
 
 def _length(day: Day) -> int:
-    """Return bytes of the day's sources, as far as they can be read."""
+    """Return the bytes of the day's existing sources."""
     sources = (*day.library_sources, *day.other_sources)
     return sum(path.stat().st_size for path in sources if path.is_file())
 
 
 def keep_seconds(outcomes: Sequence[DayOutcome], file: Path) -> None:
-    """Note how long days took, for `longest_first`."""
+    """Store the times of days for `longest_first`."""
     found = {o.name: round(o.build_s + o.run_s, 3) for o in outcomes if o.rungs}
-    with suppress(ResultsError):  # of a cache that cannot be written: the order matters little
+    with suppress(ResultsError):  # an unwritable cache: the order matters little
         write_atomically(file, json.dumps(_read(file) | found, indent=1) + "\n")

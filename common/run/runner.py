@@ -1,11 +1,11 @@
-"""Runs days: builds them side by side, runs each in a process of its own, reports as it goes.
+"""Run days: build them side by side, run each in a separate process, report results as they come.
 
 The parent imports torch once and never touches CUDA. Every build and every run is a forked child
 (`common.process.child`), so a crash, a hang or a device left in error costs one day.
 
 Several days are checked side by side on one device. Then each waits for its turn, in which it has
-the device for itself, to be timed. Turns begin when no day is checked on the device any more; until
-then, further days are started as far as there is room. So no day is paused in the middle of a
+the device for itself, to be timed. Turns begin when no day is being checked on the device; until
+then, further days are started while `Room` allows it. So no day is paused in the middle of a
 check, and days take their turns one after another.
 """
 
@@ -43,21 +43,21 @@ from common.process.events import (
 from common.report.terminal import Report
 
 BUILD_LIMIT = 900.0  # seconds
-BUILD_GRACE = 1.0  # seconds a compiler driver gets to remove what is half-written
+BUILD_GRACE = 1.0  # seconds a compiler driver gets to remove half-written files
 BUILD_MEMORY = 0.6e9  # bytes that one nvcc job of a stable-ABI source takes
-POLL = 0.1  # seconds between looks at time limits
+POLL = 0.1  # seconds between checks of the time limits
 INDUCTOR_JOBS = "TORCHINDUCTOR_COMPILE_THREADS"  # read when torch.compile is first used
 MOST_NAMED = 4  # days in a part of the live line
 
-# What a day's run spends its time with, where it is not the stage itself.
+# Names for the time that a day's run spends, where they differ from the stage's name.
 WAITING = "waiting"
 PARTS = {"starting": "loading", "loading the day": "loading"}
 
 
 @dataclass(frozen=True)
 class Room:
-    """How many days a device holds. checked: at a time, before their turns. alive: in all, with
-    those that wait for their turns; not less."""
+    """Limits on the days of one device. checked: days that are checked at a time. alive: these and
+    the days that wait for their turns; at least `checked`."""
 
     checked: int = 1
     alive: int = 1
@@ -70,10 +70,10 @@ ONE_BY_ONE = Room()
 class _Task:
     """A day in progress. state: "waiting", "building", "ready", "running" or "over".
 
-    gpu: where it runs. used: seconds that count for its time limit; until: when they were last
-    counted. queued: it waits for its turn; turn: it has it. quiet: no build may run beside that,
-    last: nor may another day hold memory of the device.
-    lines: what is shown of it when it is over.
+    gpu: the GPU that runs it. used: seconds that count for its time limit; until: time of the last
+    count. queued: it waits for its turn; turn: it has its turn. quiet: no build may run during the
+    turn. last: no other day may hold memory of the GPU during it. lines: calls that show its
+    results when it is over.
     """
 
     day: Day
@@ -95,7 +95,7 @@ class _Task:
 
     @property
     def checked(self) -> bool:
-        """Return whether it runs, and neither waits for its turn nor has it."""
+        """Return True if the day runs, and neither waits for its turn nor has it."""
         return self.state == "running" and not (self.queued or self.turn)
 
 
@@ -103,7 +103,7 @@ Step = Callable[[Day, Platform, Any, Channel], None]  # see common.process.worke
 
 
 def jobs_allowed(requested: int) -> int:
-    """Return how many builds at a time: `requested`, or as many as cores and free memory allow."""
+    """Return the number of parallel builds: `requested`, or what cores and free memory allow."""
     if requested:
         return requested
     free = free_memory()
@@ -111,8 +111,7 @@ def jobs_allowed(requested: int) -> int:
 
 
 def free_memory() -> int | None:
-    """Return bytes of memory that this process may still take; None where the system does not
-    say."""
+    """Return the bytes of memory that this process may still allocate, None if unknown."""
     found = []
     info = Path("/proc/meminfo")
     if info.is_file():
@@ -128,8 +127,8 @@ def free_memory() -> int | None:
 
 
 def devices(platform: Platform, days: int) -> int:
-    """Return how many devices so many days run on: all GPUs; a single day has them all. Where the
-    user chose GPUs, the first. The CPU is one."""
+    """Return the number of devices that run days side by side: one per GPU, at most one per day;
+    1 on the CPU or if the user chose the GPUs. A single day may use every GPU."""
     if platform.device == "cpu" or "CUDA_VISIBLE_DEVICES" in os.environ:
         return 1
     return max(1, min(platform.gpus, days))
@@ -140,7 +139,7 @@ def no_attention() -> None:
 
 
 class Runner:
-    """One run over some days."""
+    """A run over a sequence of days."""
 
     def __init__(
         self,
@@ -156,11 +155,11 @@ class Runner:
         attend: Callable[[], None] = no_attention,
         room: Room = ONE_BY_ONE,
     ):
-        """Prepare a run. Prepare a run. days: in the order in which they are built and run. step:
-        what runs a built day (None: building is all). build: builds a day, in a child.
+        """Prepare a run of `days`, which are built and run in this order.
 
-        ready: whether there is nothing to build. work: handed to `step`. attend: called every
-        POLL seconds at least; what it raises ends the run. room: of each GPU, or of the CPU.
+        step: runs a built day (None: only build). build: builds a day, in a child process. ready:
+        returns True if the day needs no build. work: passed to `step`. attend: called at least
+        every POLL seconds; an exception it raises ends the run. room: of each GPU, or of the CPU.
         """
         self._platform, self._step, self._work, self._report = platform, step, work, report
         self._build, self._ready = build, ready
@@ -170,18 +169,18 @@ class Runner:
         ]
         self._room = room
         self._gpus = devices(platform, len(days))
-        # Lines of several days would stand between each other. On the CPU, what is printed is the
-        # same every time; on a GPU the order of the days depends on how long they took.
+        # Lines of several days must not interleave. On the CPU, the output is the same every time;
+        # on a GPU the order of the days depends on how long they took.
         self._by_day = len(days) > 1 and room.alive * self._gpus > 1
         self._in_order = platform.device == "cpu"
 
     @property
     def outcomes(self) -> list[DayOutcome]:
-        """Return what is known so far of days that are over, in order."""
+        """Return the outcomes of the days that are over, in order."""
         return [task.outcome for task in self._tasks if task.state == "over"]
 
     def run(self) -> None:
-        """Build and run all days. Whatever ends it, no child is left."""
+        """Build and run all days. No child outlives the call, even after an exception."""
         for task in self._tasks:
             self._enter(task)
         try:
@@ -205,9 +204,8 @@ class Runner:
                     task.child = None
 
     def break_off(self) -> None:
-        """Conclude the days after something ended `run`: of those that were running, those with a
-        rung that has an outcome, or has passed its checks, are over, and skipped for what is
-        missing."""
+        """Conclude the days after an exception ended `run`: a running day with a rung that has an
+        outcome, or passed its checks, is over, and the rest of it is skipped."""
         for task in self._in("running"):
             progress, outcome = task.progress, task.outcome
             if outcome.rungs or progress.checked:
@@ -226,7 +224,7 @@ class Runner:
         try:
             if self._ready(task.day):
                 task.state = "ready" if self._step else "over"
-        except Exception as error:  # whatever it is, the other days run
+        except Exception as error:  # the other days still run
             self._fail_day(task, f"cannot be read: {type(error).__name__}: {error}")
 
     def _in(self, state: str) -> list[_Task]:
@@ -248,10 +246,11 @@ class Runner:
             self._start_run(task, free)
 
     def _give_turn(self, gpu: int) -> None:
-        """Let the next day have the GPU for itself, where none is checked on it and none has it.
+        """Give the next day its turn, unless a day is being checked on the GPU or has its turn.
 
-        A build beside it would spoil a time by the host's clock: such a day waits until all is
-        built, or the room is full. One that found the memory full waits until the others are over.
+        A parallel build would disturb a time by the host's clock: a day timed so waits until
+        everything is built, or the room is full. A day that found the memory full waits until the
+        others are over.
         """
         days = self._on(gpu)
         if any(not task.queued for task in days):
@@ -268,8 +267,8 @@ class Runner:
                 return
 
     def _builds_wait(self) -> bool:
-        """Return whether no build may start: a day is timed by the host's clock, or days that are
-        to be take all the room of a GPU."""
+        """Return True if no build may start: a day is timed by the host's clock, or days that wait
+        for such a turn fill the room of a GPU."""
         running = self._in("running")
         if any(task.turn and task.quiet for task in running):
             return True
@@ -279,7 +278,7 @@ class Runner:
         )
 
     def _free_gpu(self) -> int | None:
-        """Return the GPU with the fewest days of those with room for one more."""
+        """Return the GPU with the fewest days among those with room for another one, or None."""
         found = []
         for gpu in range(self._gpus):
             days = self._on(gpu)
@@ -290,8 +289,8 @@ class Runner:
         return min(found)[1] if found else None
 
     def _count(self, task: _Task, now: float) -> None:
-        """Add the seconds since the last time to what the day was doing, and to those that it used
-        of its time limit: a day that shares its device uses its share of them."""
+        """Add the seconds since the last count to the day's current stage, and to the seconds used
+        of its time limit: if days share a device, each uses its share of them."""
         elapsed, task.until = now - task.until, now
         doing = WAITING if task.queued else PARTS.get(task.progress.stage, task.progress.stage)
         task.outcome.spent[doing] = task.outcome.spent.get(doing, 0.0) + elapsed
@@ -308,7 +307,7 @@ class Runner:
             except (BuildError, ToolchainError) as error:
                 channel.emit(_unbuilt("does not build", str(error).splitlines()))
             except Skip:
-                channel.emit(Over())  # the run says what is missing
+                channel.emit(Over())  # the run reports what is missing
             except Exception as error:
                 from common.process.worker import explain
 
@@ -382,7 +381,7 @@ class Runner:
                 self._end_run(task, child, now - child.started, late and not over)
 
     def _handle(self, task: _Task, event: Event) -> None:
-        """Do what an event asks of the runner; what it says of the day, `Progress` keeps."""
+        """Act on an event, after `Progress` has recorded what it reports about the day."""
         if task.state == "running":
             self._count(task, time.monotonic())
         task.progress.take(event)
@@ -406,8 +405,7 @@ class Runner:
             show()
 
     def _end(self, task: _Task) -> None:
-        """End a day: what is known of it is shown, once the days before it are over too where order
-        counts."""
+        """End a day and show its results; on the CPU only after the days before it have ended."""
         task.state = "over"
         for each in self._tasks:
             if each.state == "over":
@@ -471,7 +469,7 @@ class Runner:
         self._end(task)
 
     def _fail_rest(self, task: _Task, cause: str) -> None:
-        """Put an untimely end down to the rung that ran, and say so of the others."""
+        """Fail the rung that ran with `cause`, and mark the remaining rungs as not run."""
         progress = task.progress
         task.outcome.status = FAIL
         task.outcome.reason = f"{cause}, while {progress.doing()}"
@@ -493,7 +491,7 @@ class Runner:
 
 
 def _unbuilt(reason: str, details: list[str]) -> Unbuilt:
-    """Return the event of a build that failed, with what is wrong with the machine, if that is."""
+    """Return the event of a failed build; if the machine is the cause, with that and its fix."""
     if wrong := obstacle("\n".join([reason, *details])):
         return Unbuilt(f"does not build: {wrong.what}", [wrong.fix, *details])
     return Unbuilt(reason, details)
@@ -507,7 +505,7 @@ def _days(tasks: Sequence[_Task]) -> str:
 
 
 def readable(output: str) -> str:
-    """Return a child's output without what a crash report of Python says of the runner itself."""
+    """Return a child's output without the runner's own frames in a crash report of Python."""
     ours = re.compile(r'^(Extension modules: |  File ".*/(common/\w+/\w+|run_day)\.py", line )')
     return "\n".join(line for line in output.splitlines() if not ours.match(line))
 

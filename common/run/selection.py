@@ -1,4 +1,4 @@
-"""Which days a command line means: numbers, ranges, lists, `all`, topics; and which shard."""
+"""Select days from a command line: numbers, ranges, lists, `all`, topics; and a shard."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from common.practice.standing import MARKS, marks, standing
 
 
 class SelectionError(Exception):
-    """The selection names nothing that exists; the message says what does."""
+    """The selection names nothing that exists; the message names what does."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected days in order; broken: errors of selected folders that are not proper days,
-    by number; notes: what to tell the user about the selection."""
+    """The selected days in order; broken: errors of selected folders that are not valid days, by
+    number; notes: messages to the user about the selection."""
 
     days: tuple[Day, ...]
     broken: dict[int, DayError]
@@ -31,19 +31,19 @@ class Selection:
         return len(self.days) + len(self.broken)
 
 
-# Of a path, as a shell completes it or an editor hands it over: days/day05/, practice/day05/x.cu.
+# In a path, as a shell completes it or an editor passes it: days/day05/, practice/day05/x.cu.
 _FILE = re.compile(r"(?:^|/)(day[0-9]+)(?=/|$)")
 _STOP_WORDS = {"a", "an", "and", "as", "by", "for", "from", "in", "of", "on", "the", "to", "with"}
 
 
 def folder_number(folder: Path) -> int | None:
-    """Return the number in a folder's name: 5 for day05; None where there is none."""
+    """Return the number in a folder's name: 5 for day05; None without one."""
     match = re.search(r"[0-9]+", folder.name)
     return int(match.group()) if match else None
 
 
 def words(day: Day) -> set[str]:
-    """Return the words that select the day, in lower case: its topics, and words of title and
+    """Return the words that select the day, in lower case: its topics, and words of its title and
     source."""
     found = {topic.lower() for topic in day.topics}
     for text in (*day.topics, day.title, day.source.stem):
@@ -56,9 +56,9 @@ def select(
 ) -> Selection:
     """Return the days under `root` that `selected` names, e.g. ["1-3,7", "softmax"] or ["all"].
 
-    shard: "i/n" takes every n-th of them, starting with the i-th. further: take each with what goes
-    beyond its main line, as "all" does.
-    Raises SelectionError for what names no day, and where there is no day at all.
+    shard: "i/n" takes every n-th of them, starting with the i-th. further: take each with the part
+    beyond its main line, as "all" does. Raise SelectionError for a word that names no day, and if
+    there are no days.
     """
     days, errors = discover(root)
     broken: dict[int, DayError] = {}
@@ -78,7 +78,7 @@ def select(
     topics = _by_word(days)
     for argument in selected:
         further = further or argument.strip().lower() == "all"
-        whole = argument.strip().lower()  # a topic may be several words: "shared memory"
+        whole = argument.strip().lower()  # a topic may have several words: "shared memory"
         if "/" in whole and (found := _FILE.search(whole)):
             further = further or "further" in whole.split("/")
             whole = found.group(1)
@@ -125,7 +125,7 @@ def _of_token(
         inside = {n for n in existing if first <= n <= last}
         if not inside:
             raise SelectionError(f"no day in range {token}; there are days {numbers(existing)}")
-        # Not to the range's end, which may be far.
+        # Stop at the last day, since the range's end may be far beyond it.
         missing = [n for n in range(first, min(last, max(existing)) + 1) if n not in inside]
         if last > max(existing):
             notes.append(f"of {token}, there are days up to {max(existing)} only")
@@ -161,7 +161,7 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
     """Return the text of `--list` for the selected days (all if none is named), and broken days'
     errors.
 
-    Raises SelectionError like `select`.
+    Raise SelectionError like `select`.
     """
     selection = select(selected or ["all"], root)
     journal = _journal(root)
@@ -178,10 +178,9 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
 
 
 def overview(root: Path) -> str:
-    """Return what the script says without arguments: how far the learner has come, what there is to
-    do.
+    """Return the script's output without arguments: the learner's progress and the main commands.
 
-    Raises SelectionError like `select`.
+    Raise SelectionError like `select`.
     """
     days = select(["all"], root).days
     lines = [

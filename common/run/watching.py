@@ -1,4 +1,4 @@
-"""`--watch`: the learner's file is checked whenever it is saved, and keys ask for more."""
+"""Implement `--watch`: check the learner's file whenever it is saved, and act on keys."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from common.report.terminal import Report
 from common.run.command import EXIT_PASSED, EXIT_USAGE
 from common.run.desk import EXPLAINED, Desk
 
-POLL = 0.2  # seconds between looks at the file: no service of the system's, so it works anywhere
-SETTLED = 0.2  # seconds that a file must stay as it is: an editor may write it in two goes
-SAVED = "saved"  # what `_Watch` takes like a key
+POLL = 0.2  # seconds between looks at the file: no service of the system, so it works anywhere
+SETTLED = 0.2  # seconds without a change: an editor may write a file in two steps
+SAVED = "saved"  # handled by `_Watch` like a key
 KEYS = {"h": "hint", "n": "next exercise", "s": "solution", "q": "quit"}
 _CLEAR = "\x1b[2J\x1b[3J\x1b[H"
-_SEQUENCE = re.compile(r"\x1b(\[[0-9;]*.?|O.?|.)?")  # what an arrow or F2 sends, or Alt with a key
+_SEQUENCE = re.compile(r"\x1b(\[[0-9;]*.?|O.?|.)?")  # sent by an arrow, F2, or Alt with a key
 
-Stamp = tuple[int, int]  # when a file was changed, in nanoseconds, and its bytes
+Stamp = tuple[int, int]  # time of a file's change, in nanoseconds, and its size in bytes
 
 
 class Stopped(Exception):
-    """A key or a save ended a check, or a planting. key: one of KEYS, or SAVED."""
+    """A key or a save ended a check or a planting. key: one of KEYS, or SAVED."""
 
     def __init__(self, key: str):
         super().__init__(key)
@@ -42,7 +42,7 @@ class Stopped(Exception):
 
 
 def watch(desk: Desk, challenge: Challenge) -> int:
-    """Check the file at every save until q is pressed; returns the exit code."""
+    """Check the file at every save until q is pressed; return the exit code."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print(
             f"run_day.py: --watch needs a terminal; without one, run {challenge.command} again "
@@ -56,42 +56,42 @@ def watch(desk: Desk, challenge: Challenge) -> int:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Let keys arrive one by one, not shown; whatever ends it, the terminal is as before."""
+    """Read keys one by one, without echo; restore the terminal in every case."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 
     def take(*_: object) -> None:
         tty.setcbreak(descriptor, termios.TCSANOW)
 
-    # After Ctrl-Z the shell uses the terminal in its own way, and leaves it so at `fg`.
+    # After Ctrl-Z the shell changes the terminal's mode, and does not restore it at `fg`.
     handler = signal.signal(signal.SIGCONT, take)
-    # Ctrl-\ would end the process at once, and leave the terminal as it is.
+    # Ctrl-\ would end the process at once, without restoring the terminal.
     quitting = signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
         take()
         yield
     finally:
         signal.signal(signal.SIGCONT, handler)
-        with suppress(termios.error):  # the terminal itself is gone
+        with suppress(termios.error):  # the terminal has closed
             termios.tcsetattr(descriptor, termios.TCSANOW, before)
         signal.signal(signal.SIGQUIT, quitting)
 
 
 class _Watch:
-    """The loop of `--watch`. Keys and saves count at once, also while a check runs."""
+    """The loop of `--watch`. Keys and saves take effect immediately, even during a check."""
 
     def __init__(self, desk: Desk, challenge: Challenge):
         desk.options, desk.keys = replace(desk.options, attend=self._attend), True
         self._desk, self._challenge = desk, challenge
-        self._report = Report()  # the one of what is being done
-        self._heeded: tuple[str, ...] = ()  # what counts while something is being done
-        self._typed = ""  # keys that have been read, and are still to be taken
+        self._report = Report()  # the report of the current action
+        self._heeded: tuple[str, ...] = ()  # keys that act during an action
+        self._typed = ""  # keys that have been read, but not handled
         self._seen: Stamp | None = None  # the file that was checked last
-        self._changed: tuple[Stamp | None, float] = (None, 0.0)  # another one, and since when
-        self._complete = False  # whether the last check ran to its end
+        self._changed: tuple[Stamp | None, float] = (None, 0.0)  # a newer one, and its time
+        self._complete = False  # True if the last check was not stopped
 
     def run(self) -> int:
-        """Return until q is pressed; returns the exit code."""
+        """Run until q is pressed; return the exit code."""
         key: str | None = SAVED
         while key != "q":
             key = self._check() if key == SAVED else self._answer(key) if key else None
@@ -100,7 +100,7 @@ class _Watch:
 
     @contextmanager
     def _doing(self, *heeded: str) -> Iterator[Report]:
-        """Report what is done meanwhile; these keys may stop it."""
+        """Yield the report of the current action; the keys in `heeded` may stop it."""
         self._report = Report(
             colour=self._desk.options.colour, shown_details=EXPLAINED, narrow=True
         )
@@ -112,8 +112,8 @@ class _Watch:
             self._report.close()
 
     def _check(self) -> str | None:
-        """Return one check, on a cleared screen, and the line of keys below it. Returns what
-        stopped it, None where it ran to its end."""
+        """Run one check, on a cleared screen, and print the line of keys below it. Return the key
+        that stopped it, or None."""
         sys.stdout.write(_CLEAR)
         self._seen, self._complete = stamp(self._challenge.file), False
         with self._doing(*KEYS, SAVED) as report:
@@ -131,17 +131,17 @@ class _Watch:
         return None
 
     def _attend(self) -> None:
-        """Take a key or a save while something is being done. Raises Stopped if it is to end."""
+        """Handle a key or a save during an action. Raise Stopped if the action is to end."""
         key = self._next(0.0)
         if key is None or key not in self._heeded:
             return
         if key == "h" or (key == "n" and self._following() is None):
-            self._answer(key)  # says something, and what is being done goes on
+            self._answer(key)  # it prints something, and the action continues
         else:
             raise Stopped(key)
 
     def _answer(self, key: str) -> str | None:
-        """Do what a key asks for. Returns what follows at once, if anything."""
+        """Do what a key requests. Return the key or save to handle next, if any."""
         report = self._report
         if key == "h":
             self._desk.hint(self._challenge, report)
@@ -158,7 +158,7 @@ class _Watch:
         return next_exercise(self._desk.days, self._desk.journal, here)
 
     def _go_on(self) -> str | None:
-        """Return the next exercise takes the place of this one."""
+        """Replace this exercise by the next one."""
         following = self._following()
         assert following
         with self._doing("q") as report:
@@ -187,8 +187,8 @@ class _Watch:
         return None
 
     def _next(self, seconds: float) -> str | None:
-        """Return the next key, in lower case, q where the terminal is gone; SAVED where the file is
-        another than it was and has settled; None where nothing comes in so many seconds."""
+        """Return the next key in lower case, q if the terminal has closed; SAVED if the file has
+        changed and settled; None if nothing happens within `seconds`."""
         if not self._typed and posix.select([sys.stdin], [], [], seconds)[0]:
             data = os.read(sys.stdin.fileno(), 64)
             if not data:
@@ -206,15 +206,15 @@ class _Watch:
 
 
 def in_words(error: Exception) -> str:
-    """Return what went wrong, with the file that it is about."""
+    """Return the error's message, with the file that it is about."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def stamp(file: Path) -> Stamp | None:
-    """Return what changes when the file is saved; None while it is not there, as between the two
-    steps of an editor that replaces it."""
+    """Return a value that changes when the file is saved; None while it does not exist, as between
+    the two steps of an editor that replaces it."""
     try:
         found = file.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""`--profile` on the CPU backend: what each line's accesses to memory would cost on a GPU.
+"""Implement `--profile` on the CPU backend: the cost of each line's memory accesses on a GPU.
 
-Every rung runs once, on its small timing case, in a build whose accesses are traced. There is no
-time in it: a CPU's says nothing of a GPU's. Counts are those of ncu, by the same names.
+Every rung runs once, on its small timing case, in a build whose accesses are traced. No times are
+reported, since a CPU's do not predict a GPU's. Counters are those of ncu, with the same names.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from common.process.worker import Work, load_rung
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Count the accesses of each rung, and tell a table for each.
+    """Count the accesses of each rung, and send a table for each.
 
-    platform: its variant is "trace".
+    platform: with the variant "trace".
     """
     backend = device.make(platform)
     todo = library.plan(day, platform)
@@ -72,7 +72,7 @@ def _tell_tables(
 
 
 def kernels(counts: Sequence[LineCounts]) -> list[dict[str, Any]]:
-    """Return the same as ncu counts it, as `RungOutcome.kernels` has it."""
+    """Return the counts under ncu's names, as in `RungOutcome.kernels`."""
     found = []
     for kernel, lines in by_kernel(counts).items():
         counters = {}

@@ -1,4 +1,4 @@
-"""`--sanitize` on a GPU: a day's checks under the four tools of NVIDIA's compute-sanitizer."""
+"""Implement `--sanitize` on a GPU: a day's checks under NVIDIA's four compute-sanitizer tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOLS = {
     "initcheck": "no global memory read before it is written",
     "synccheck": "no barrier that some threads miss",
 }
-FOUND = 99  # exit code that the tool uses for an error that it found
+FOUND = 99  # exit code of the tool for a detected error
 BROKEN = re.compile(r"Internal Sanitizer Error: (.*)$", re.MULTILINE)
 REPORTED = 40  # lines of a tool's report that are shown
 INSTALL = (
@@ -29,18 +29,18 @@ INSTALL = (
 
 
 def rung_names(day: Day) -> list[str]:
-    """Return the names of the day's rungs, with which the names of their kernels begin."""
+    """Return the names of the day's rungs, which are prefixes of their kernels' names."""
     return [rung.name for problem in load_lesson(day).problems for rung in problem.rungs]
 
 
 def left_out(day: Day) -> list[str]:
-    """Return the name of each problem that the tools cannot run, and why."""
+    """Return the name of each problem that the tools cannot run, and the reason."""
     problems = load_lesson(day).problems
     return [f"left out: {p.name}: {p.unwatched}" for p in problems if p.unwatched]
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Run the day under each tool; each is reported as if it were a rung."""
+    """Run the day under each tool; each is reported like a rung."""
     channel.emit(Planned([["sanitize", tool, what] for tool, what in TOOLS.items()]))
     sanitizer = find_tool("compute-sanitizer", platform)
     reason = ""
@@ -63,15 +63,15 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 
 def tool_command(sanitizer: str, tool: str, kernels: list[str]) -> list[str]:
-    """Return the command line of a tool, without the program that it watches.
+    """Return the command line of a tool, without the program to watch.
 
-    An error that the CUDA API reports is left to the day's own checks: a launch that a day must
+    Errors reported by the CUDA API are left to the day's own checks: a launch that a day must
     refuse is one.
     """
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND)]
     command += ["--report-api-errors", "no"]
     if tool in ("racecheck", "synccheck"):
-        # PyTorch's own kernels are not ours to judge, and watching them takes minutes. The other
+        # PyTorch's own kernels are not judged here, and watching them takes minutes. The other
         # two tools must see them: a filtered initcheck would miss what they write.
         for name in dict.fromkeys(kernels):
             command += ["--kernel-name", f"kernel_substring={name}"]
@@ -81,11 +81,11 @@ def tool_command(sanitizer: str, tool: str, kernels: list[str]) -> list[str]:
 def _run_tool(
     sanitizer: str, tool: str, kernels: list[str], day: Day, work: Work, outcome: RungOutcome
 ) -> None:
-    """Run the day under the tool: again without a rung under which the tool itself fails, until it
-    gets through. Which rungs are left out is remarked; without any left, the tool is skipped."""
+    """Run the day under the tool; repeat without any rung under which the tool itself fails, until
+    it completes. Excluded rungs are remarked; if none remain, the tool is skipped."""
     environment = dict(os.environ)
     if tool in ("memcheck", "initcheck"):
-        # A block of its own for every tensor, or the tool sees one large one.
+        # A separate block for every tensor, since the tool would see cached ones as one block.
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     rungs = list(dict.fromkeys(kernels))
     while rungs:
@@ -99,8 +99,8 @@ def _run_tool(
             text=True,
             errors="replace",
         )
-        # memcheck would name an access of the day's own that ends in a hardware exception; what
-        # it fails on is not left to the other tools.
+        # memcheck would name an access of the day that ends in a hardware exception; rungs on
+        # which it fails are not left to the other tools.
         fault = BROKEN.search(done.stdout) if tool != "memcheck" else None
         culprit = fault and broke_at(day, rungs, done.stdout[: fault.start()])
         if not fault or not culprit:
@@ -113,7 +113,7 @@ def _run_tool(
 
 def broke_at(day: Day, rungs: list[str], text: str) -> str:
     """Return the rung that was running when a program that runs these rungs of the day ended: the
-    first whose result is not in its output. "" where all are."""
+    first whose result is not in its output. "" if all are."""
     problems = Work(rungs=tuple(rungs)).of(load_lesson(day))
     running = [rung.name for problem in problems for rung in problem.rungs]
     over = re.findall(rf"^ *{day.number} (\w+) +(?:PASS|FAIL|SKIP)\b", text, re.MULTILINE)
@@ -121,8 +121,8 @@ def broke_at(day: Day, rungs: list[str], text: str) -> str:
 
 
 def findings(text: str, kernels: list[str]) -> tuple[list[list[str]], int]:
-    """Return what a tool found in our kernels, as the lines of each finding, and how many it found
-    in others. A finding that names no kernel of PyTorch's counts as ours."""
+    """Return a tool's findings in our kernels, as lists of lines, and the number of findings in
+    others. A finding that names no kernel of PyTorch's counts as ours."""
     blocks: list[list[str]] = [[]]
     for line in text.splitlines():
         if line.startswith("========="):
@@ -142,8 +142,8 @@ def findings(text: str, kernels: list[str]) -> tuple[list[list[str]], int]:
 
 
 def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: RungOutcome) -> None:
-    """Read a tool's report into `outcome`. It passes only where the tool says it found nothing, or
-    nothing but in PyTorch's own kernels, which is remarked."""
+    """Read a tool's report into `outcome`. It passes only if the tool reports no findings, or
+    findings only in PyTorch's kernels, which are remarked."""
     summary = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", text, re.MULTILINE)
     clean = bool(summary) and summary[-1].startswith("0 ")
     if exit_code == 0 and clean:
@@ -151,7 +151,7 @@ def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: Run
     ours, others = findings(text, kernels)
     outcome.status = FAIL
     if broken := BROKEN.search(text):
-        # An error of the day's own would have been found by the tool, not by its fault handler.
+        # The tool itself, not its fault handler, would have found an error of the day.
         outcome.reason = f"{tool} itself failed, after this had passed: {broken[1]}"
         outcome.details = text[: broken.start()].strip().splitlines()[-4:-1]
     elif not summary:
@@ -170,8 +170,8 @@ def judge(tool: str, text: str, exit_code: int, kernels: list[str], outcome: Run
 
 
 def condensed(blocks: list[list[str]]) -> list[str]:
-    """Return the lines of all findings; those that differ only in hazards counted, threads and
-    addresses are reported once, with how often they came."""
+    """Return the lines of all findings; those that differ only in numbers of hazards, threads and
+    addresses are merged, with their count."""
     alike: dict[str, list[list[str]]] = {}
     for block in blocks:
         key = re.sub(r"0x[0-9a-f]+|\[\d+ hazards\]|\(\d+,\d+,\d+\)|\d+ bytes", "", "\n".join(block))

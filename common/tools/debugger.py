@@ -1,8 +1,8 @@
-"""`--sanitize` on the CPU backend: a day's checks in many orders and in builds that watch memory.
+"""Implement `--sanitize` on the CPU backend: a day's checks in many orders and with watched memory.
 
-Each question that the report answers is a row, as each of compute-sanitizer's tools is one on a
-GPU. What answers them are passes over the day's checks, each in a process of its own: one in many
-orders with an ordinary build, and `_watching_memory` with one whose accesses are checked.
+The report has a row for each question, as it has one for each tool of compute-sanitizer on a GPU.
+The answers come from passes over the day's checks, each in a separate process: one in many orders
+with an ordinary build, and `_watching_memory` with builds whose accesses are checked.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from common.process.worker import Work, run_this
 from common.process.worker import run_day as check_day
 from common.report.runs import outcomes_of, read_json
 
-# The rows where all kernels are in Python.
+# The rows of a day with all kernels in Python.
 INTERPRETED = {
     "results": "right in every case, in the interpreter's order",
     "races and addresses": "no two programs at one place, no access beyond an array",
 }
 _SHOWN = 40  # lines of a row's details
-_SHOWN_OUTPUT = 15  # lines of what a process printed that died
+_SHOWN_OUTPUT = 15  # lines of the output of a process that died
 
 
 @dataclass
 class Pass:
-    """What a pass over the day's checks gave. died: why there is no more, "" if it came to its end.
+    """The result of a pass over the day's checks. died: why it ended early, or "".
 
-    skipped: what the day asks for and is not here. output: what was printed, where it died.
+    skipped: what the day needs and this machine lacks. output: the output of a pass that died.
     """
 
     rungs: list[RungOutcome] = field(default_factory=list)
@@ -59,8 +59,8 @@ class Pass:
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Run the passes and tell each row as if it were a rung. Of kernels in Python, which no build
-    watches, only results are looked at."""
+    """Run the passes and report each row like a rung. For kernels in Python, which no build
+    watches, only results are checked."""
     interpreter = _interpreter(day, work)
     rows = INTERPRETED if interpreter else ROWS
     channel.emit(Planned([["sanitize", row, what] for row, what in rows.items()]))
@@ -78,7 +78,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         return
     missing = _why_no_addresses(platform)
     channel.emit(Stage("orders", "checking in many orders, and with every access watched"))
-    # Before there are threads: a fork has one of them, and the locks that the others hold.
+    # Before threads start: a forked child has one of them, and the locks held by the others.
     in_orders = _begin_in_orders(day, platform, work)
     with ThreadPoolExecutor(3) as pool:
         watching = (
@@ -120,11 +120,11 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 
 def _interpreter(day: Day, work: Work) -> str:
-    """Return what runs the kernels of all rungs that are to run, "" where some are in CUDA."""
+    """Return the interpreter of the kernels of all rungs to run, "" if some are in CUDA."""
     try:
         problems = work.of(load_lesson(day))
     except Exception:
-        return ""  # the passes meet it too, and tell it
+        return ""  # the passes meet it again, and report it
     found = {rung.interpreter for problem in problems for rung in problem.rungs}
     return found.pop() if len(found) == 1 else ""
 
@@ -132,8 +132,8 @@ def _interpreter(day: Day, work: Work) -> str:
 def _causes(
     odd: Sequence[RungOutcome], traced: Pass, day: Day, platform: Platform, work: Work
 ) -> Causes:
-    """Return why rungs are wrong only where addresses are watched, as far as two more passes tell:
-    in the same build, and in one whose locals begin with zeros."""
+    """Return why rungs are wrong only if addresses are watched, as far as two more passes show: in
+    the same build, and in one whose locals begin with zeros."""
     if all(_races(rung, traced) for rung in odd):
         return {RACED: list(odd)}
     again, zeroed = (
@@ -144,13 +144,13 @@ def _causes(
 
 
 def _begin_in_orders(day: Day, platform: Platform, work: Work) -> Child:
-    """Begin the day's checks in a forked process, in all orders."""
+    """Start the day's checks in a forked process, in all orders."""
     requested = replace(work, bench=False, debug=True)
     return fork(lambda channel: check_day(day, platform, requested, channel))
 
 
 def _followed(child: Child, day: Day, work: Work) -> Pass:
-    """Return what the checks in all orders gave, at their end."""
+    """Return the result of the checks in all orders, after their end."""
     progress = Progress(DayOutcome(day.number, day.name, day.title, PASS))
     died = ""
     try:
@@ -185,7 +185,7 @@ def _ending(child: Child, progress: Progress) -> str:
 
 
 def _why_no_addresses(platform: Platform) -> str:
-    """Return why there is no build that watches addresses; "" if there is one."""
+    """Return why no build can watch addresses; "" if one can."""
     try:
         preloaded(platform.compiler)
     except FileNotFoundError as error:
@@ -196,15 +196,15 @@ def _why_no_addresses(platform: Platform) -> str:
 def _watching_memory(
     variant: Variant, day: Day, platform: Platform, work: Work, rungs: Sequence[str] = ()
 ) -> Pass:
-    """Return the day's checks in a new process that builds and loads that variant: all cases where
-    addresses are watched, the quick ones where every access is traced. rungs: only these, where
-    there are any.
+    """Run the day's checks in a new process that builds and loads that variant: all cases if
+    addresses are watched, the quick ones if every access is traced. rungs: run only these, if there
+    are any.
 
-    Without guard bands: a tensor is to end where its memory ends.
+    Guard bands are off, so that a tensor ends where its memory ends.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        # Tracing takes long; what an access beyond an array needs may be in any case.
+        # Tracing takes long; an access beyond an array may occur in any case.
         fewer: tuple[str, ...] = ("--quick",) if variant == "trace" else ()
         if rungs and not work.rungs:
             fewer += ("--rungs", ",".join(dict.fromkeys(rungs)))
@@ -239,19 +239,19 @@ def _of_report(days: Sequence[DayOutcome], output: list[str]) -> Pass:
 
 
 def _first_finding(lines: Sequence[str], code: int) -> str:
-    """Return why a process ended without a report: what the sanitizer's own library or ours said
-    last."""
+    """Return why a process ended without a report: the message of the sanitizer's library or of
+    ours."""
     for line in lines:
         if "ERROR: AddressSanitizer" in line or line.startswith(THROWN):
             return line.split("ERROR: ")[-1].removeprefix(THROWN)
     return f"the process died: {describe_exit(code)}"
 
 
-# ------------------------------------------------------------------ what the passes say
+# ------------------------------------------------------------------ results of the passes
 
 
 def _row(found: Pass, failures: Sequence[RungOutcome]) -> RungOutcome:
-    """Return a row that these rungs of the pass made fail, or that passed."""
+    """Return a row failed by these rungs of the pass, or a passed one without any."""
     outcome = RungOutcome("sanitize", "", "", PASS)
     if not failures:
         if all(rung.status == SKIP for rung in found.rungs):
@@ -285,14 +285,14 @@ def _dead(found: Pass) -> RungOutcome:
 
 
 def _remarks(found: Pass, about: str) -> list[str]:
-    """Return what the rungs remark about that, each once: a rung may be there for several
+    """Return the rungs' remarks that contain `about`, each once: a rung may belong to several
     problems."""
     said = ((rung.rung, text) for rung in found.rungs for text in (*rung.remarks, *rung.asides))
     return list(dict.fromkeys(f"{name}: {text}" for name, text in said if about in text))
 
 
 def judge_orders(ordered: Pass) -> RungOutcome:
-    """Return the row "orders": results that differ, or are wrong in every order."""
+    """Return the row "orders": results that differ, or that are wrong in every order."""
     if ordered.died:
         return _dead(ordered)
     outcome = _row(ordered, [rung for rung in ordered.failed() if not _thrown(rung)])
@@ -301,8 +301,8 @@ def judge_orders(ordered: Pass) -> RungOutcome:
 
 
 def judge_waits(ordered: Pass) -> RungOutcome:
-    """Return the row "waits": launches that the runtime ended since threads waited in vain, and
-    wrong results where threads of a block had returned before a barrier of the others."""
+    """Return the row "waits": launches that the runtime ended because threads waited forever, and
+    wrong results of blocks in which threads had returned before a barrier of the others."""
     if ordered.died and not ordered.rungs:
         return RungOutcome("sanitize", "", "", SKIP, "the checks in many orders did not end")
     failures = [r for r in ordered.failed() if _thrown(r) and not _about_addresses(r)]
@@ -313,7 +313,7 @@ def judge_waits(ordered: Pass) -> RungOutcome:
     return _row(ordered, failures)
 
 
-# Why a rung is wrong only where addresses are watched.
+# Causes of a rung that is wrong only if addresses are watched.
 RACED = "it has a race"
 CHANCE = "another run of the same build does not fail in this way"
 ANYWAY = "it fails in the same way where local variables begin with zeros"
@@ -322,8 +322,8 @@ Causes = dict[str, list[RungOutcome]]  # the rungs of each
 
 
 def wrong_there_alone(ordered: Pass, watched: Pass) -> list[RungOutcome]:
-    """Return the rungs that are wrong only in the pass that watches addresses, and not by an
-    address."""
+    """Return the rungs that are wrong only in the pass that watches addresses, without an address
+    error."""
     wrong_anyway = {(rung.problem, rung.rung) for rung in ordered.failed()}
     return [
         rung
@@ -333,7 +333,7 @@ def wrong_there_alone(ordered: Pass, watched: Pass) -> list[RungOutcome]:
 
 
 def _races(rung: RungOutcome, traced: Pass) -> bool:
-    """Return whether the tracer found a race in that rung."""
+    """Return True if the tracer found a race in that rung."""
     return any(
         (other.problem, other.rung) == (rung.problem, rung.rung)
         and any(finding["what"] in findings.RACES for finding in other.findings)
@@ -342,8 +342,8 @@ def _races(rung: RungOutcome, traced: Pass) -> bool:
 
 
 def why_wrong_there(odd: Sequence[RungOutcome], traced: Pass, again: Pass, zeroed: Pass) -> Causes:
-    """Return why these rungs are wrong only where addresses are watched. again: another run of that
-    build. zeroed: one of a build whose local variables begin with zeros instead of a pattern."""
+    """Return why these rungs are wrong only if addresses are watched. again: another run of that
+    build. zeroed: a run of a build whose local variables begin with zeros instead of a pattern."""
 
     def fails_alike(rung: RungOutcome, found: Pass) -> bool:
         same = {(r.problem, r.rung): (r.reason, r.details) for r in found.failed()}
@@ -365,8 +365,8 @@ def judge_addresses(
     ordered: Pass, watched: Pass, missing: str, causes: Causes | None = None
 ) -> RungOutcome:
     """Return the row "addresses", from the pass that watches them and from faults of the ordinary
-    one. causes: of rungs that are wrong only in the first of these. What no other row has, is here.
-    """
+    one. causes: of rungs that are wrong only in the first; causes without another row are reported
+    here."""
     failures = [rung for rung in watched.failed() if _about_addresses(rung)]
     seen = {(rung.problem, rung.rung) for rung in failures}
     failures += [
@@ -387,8 +387,8 @@ def judge_addresses(
 
 
 def judge_locals(watched: Pass, missing: str, causes: Causes) -> RungOutcome:
-    """Return the row "locals": rungs that are wrong only where locals begin with a strange pattern,
-    each time in the same way, and without a race."""
+    """Return the row "locals": rungs that are wrong only if locals begin with a pattern, every time
+    in the same way, and without a race."""
     if missing or watched.died:
         reason = missing or "the checks with every access watched did not end"
         return RungOutcome("sanitize", "", "", SKIP, reason)
@@ -408,8 +408,8 @@ def judge_locals(watched: Pass, missing: str, causes: Causes) -> RungOutcome:
 def _locals_anyway(
     ordered: Pass, watched: Pass, missing: str, day: Day, platform: Platform
 ) -> RungOutcome:
-    """Return the row "locals" where no rung is wrong in the pass that watches addresses alone: of
-    one that is wrong in the ordinary build as well, the compiler may know more."""
+    """Return the row "locals" if no rung is wrong only in the pass that watches addresses: if one
+    is also wrong in the ordinary build, the compiler may find an unset local."""
     outcome = judge_locals(watched, missing, {})
     failed = ordered.failed()
     if outcome.status != PASS or not failed:
@@ -421,7 +421,7 @@ def _locals_anyway(
 
 
 def judge_indices(day: Day, platform: Platform) -> RungOutcome:
-    """Return the row "indices": what the compiler says of the day's sources."""
+    """Return the row "indices": the compiler's findings in the day's sources."""
     outcome = RungOutcome("sanitize", "", "", PASS)
     found = narrowed(day, platform)
     if found:
@@ -430,9 +430,8 @@ def judge_indices(day: Day, platform: Platform) -> RungOutcome:
 
 
 def judge_trace(traced: Pass, kinds: tuple[str, ...], ordered: Pass | None = None) -> RungOutcome:
-    """Return the rows "races" and "unwritten": what the tracer found of these kinds. With the pass
-    in many orders, also the rungs that passed there and fail while they are traced, for whatever
-    reason."""
+    """Return the row "races" or "unwritten": the tracer's findings of these kinds. With the pass in
+    many orders, also the rungs that passed there and fail while traced, for any reason."""
     if traced.skipped:
         return RungOutcome("sanitize", "", "", SKIP, traced.skipped)
     if traced.died:

@@ -1,4 +1,4 @@
-"""`--draw`: which thread of each rung read and wrote what, on a small case, from a traced build."""
+"""Implement `--draw`: which thread of a rung reads and writes which element, on a small case."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from common.report.drawn_call import DrawnCall
 from common.tools.launch_trace import constants_of, drawn_launch
 
 TRYING = 10.0  # seconds for the search for a case, and for one launch
-MOST_LAUNCHES = 3  # of a call that are drawn
-MOST_BLOCKS = 3  # of a launch, where there is a choice
-# The shapes that are drawn first, where a problem takes any size.
+MOST_LAUNCHES = 3  # drawn launches of a call
+MOST_BLOCKS = 3  # of a launch, if there is a choice
+# The preferred shapes, for a problem that takes any size.
 _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
     1: ((10,),),
     2: ((3, 7), (12, 3)),
     3: ((3, 4, 5),),
 }
-# Lengths of vectors that take several blocks, with which threads loop on a small card.
+# Lengths of vectors that need several blocks, so that threads loop on a small card.
 _LONG = (101, 301, 601, 1101, 2201, 4401)
 INTERPRETED = "a kernel in Python is interpreted here: its accesses are not recorded"
 
 
 @dataclass(frozen=True)
 class _Tried:
-    """A call on a small case. launches: as recorded. fallback: to what another rung's kernel did
-    the work, "". on_small_card: it was played on a card of two multiprocessors."""
+    """A call on a small case. launches: as recorded. fallback: the rung whose kernel did the work
+    instead, or "". on_small_card: the simulated card had two multiprocessors."""
 
     small: SmallCase
     done: Call
@@ -58,12 +58,12 @@ class _Tried:
 
     @property
     def blocks(self) -> int:
-        """Return the blocks of the largest launch."""
+        """Return the number of blocks of the largest launch."""
         return max((math.prod(launch.grid) for launch in self.launches), default=0)
 
     @property
     def most_of_a_thread(self) -> int:
-        """Return how often one thread accesses global memory, at most."""
+        """Return the largest number of a thread's accesses to global memory."""
         times = [
             Counter((a.block, a.thread) for a in launch.accesses if not a.shared)
             for launch in self.launches
@@ -72,14 +72,14 @@ class _Tried:
 
     @property
     def accesses(self) -> int:
-        """Return how many places in global memory it accesses."""
+        """Return the number of addresses in global memory that it accesses."""
         return sum(
             len({a.address for a in launch.accesses if not a.shared}) for launch in self.launches
         )
 
 
 class _Artist:
-    """Tries a rung on small cases, and draws the call that shows most."""
+    """Try a rung on small cases, and choose the call that shows most."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class _Artist:
         self.cases = problem.cases_of(rung)
 
     def choose(self) -> _Tried | None:
-        """Return the call that is drawn; None where every case is refused or too large. Raises what
-        the call raises on all of them."""
+        """Return the call to draw; None if every case is refused or too large. Raise the call's
+        exception if all of them raise."""
         raised: Exception | None = None
         found: list[_Tried] = []
         until = time.monotonic() + TRYING
@@ -127,7 +127,7 @@ class _Artist:
 
     def _candidates(self) -> Iterator[tuple[Case, int]]:
         """Yield small cases of a dtype, those with nice shapes first, then the declared ones that
-        can be traced in seconds; each with the most elements that a tensor may have."""
+        can be traced in seconds; each with the limit on a tensor's elements."""
         ordinary = [case for case in self.cases if case.values == "normal"] or self.cases
         small = small_cases(self.cases, ordinary[0])
         known = {case.shape: case for case in small}
@@ -143,8 +143,8 @@ class _Artist:
                 yield case, TRACED_ELEMENTS
 
     def _longer(self, tiny: _Tried) -> _Tried | None:
-        """Return a call on a vector of several blocks, on a small card: the first on which a thread
-        comes to a place again, because it loops, or else the first with several blocks."""
+        """Return a call on a vector of several blocks, on a small card: the first in which a thread
+        accesses several elements because it loops, else the first with several blocks."""
         case = tiny.small.case
         if len(case.shape) != 1 or tiny.blocks != 1 or case.shape not in _SHAPES[1]:
             return None
@@ -153,9 +153,9 @@ class _Artist:
             try:
                 tried = self._try(replace(case, shape=(length,)), length, on_small_card=True)
             except Exception:
-                return found  # it is refused there
+                return found  # it is refused on the small card
             if tried is None or tried.fallback or len(tried.launches) > len(tiny.launches):
-                return found  # several launches are more than a drawing of one idea takes
+                return found  # a drawing of one idea must not have more launches
             if found is None and 1 < tried.blocks <= MOST_BLOCKS:
                 found = tried
             elif found is not None and tried.most_of_a_thread > found.most_of_a_thread:
@@ -181,7 +181,7 @@ class _Artist:
         return _Tried(small, done, launches, self.fallback(), on_small_card)
 
     def right(self, tried: _Tried) -> bool:
-        """Return whether its result is accepted."""
+        """Return True if its result is accepted."""
         expected, writes = tried.small.expected, self.signature.writes
         done = tried.done
         samples = lambda: rolled_samples(self.problem, expected, writes)  # noqa: E731
@@ -189,7 +189,7 @@ class _Artist:
 
 
 def _names(done: Call) -> list[GuardedTensor]:
-    """Return all tensors of a call, under the names that a reader knows."""
+    """Return all tensors of a call, under names known to a reader."""
     named, others = [], 0
     for tensor in done.memory.tensors():
         name = tensor.name.removeprefix("argument ").removeprefix("the ")
@@ -201,7 +201,7 @@ def _names(done: Call) -> list[GuardedTensor]:
 
 
 def _never(done: Call) -> dict[str, list[int]]:
-    """Return the elements of each output that still hold what fresh memory holds, by its name."""
+    """Return, by name, the elements of each output that still hold the fill of fresh memory."""
     found = {}
     for name, output in zip(done.names, done.outputs, strict=True):
         if isinstance(output, Tensor) and not name.startswith("argument"):
@@ -235,7 +235,7 @@ def drawn_call(rung: str, tried: _Tried, constants: Mapping[str, int]) -> DrawnC
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     """Draw a call of each rung, as the `drawing` of its outcome.
 
-    platform: its variant is "trace".
+    platform: with the variant "trace".
     """
     backend = device.make(platform)
     backend.trace("off")
@@ -266,7 +266,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 
 def _draw(artist: _Artist, outcome: RungOutcome, constants: Mapping[str, int]) -> None:
-    """Draw a rung's call. A wrong result fails, as does an access beside a tensor."""
+    """Draw a rung's call. A wrong result fails, and so does an access outside of a tensor."""
     tried = artist.choose()
     if tried is None:
         outcome.status, outcome.reason = SKIP, "no case is small enough to be drawn"

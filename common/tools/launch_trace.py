@@ -1,4 +1,4 @@
-"""What the CPU backend recorded of a call's launches, put down to tensors and shared arrays."""
+"""Attribute the CPU backend's record of a call's launches to tensors and shared arrays."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from common.report.drawn_launch import (
     Phase,
 )
 
-MOST_CELLS = 64  # of a tensor that are shown
-THREADS, BLOCKS = 8, 2  # whose elements are shown of a larger tensor
+MOST_CELLS = 64  # shown elements of a tensor
+THREADS, BLOCKS = 8, 2  # threads and blocks whose elements are shown for a larger tensor
 KEPT_LINKS = 16  # of a phase
 CELL_PHASES = 3  # a shared array with more phases is shown phase by phase
 WIDEST = 16  # bytes of an element of a shared array
-READ_FIRST = 4  # elements that the first thread read, of a phase
+READ_FIRST = 4  # elements read by the first thread in a phase
 
 Who = tuple[int, int]  # block and thread
 
 
 @dataclass
 class _Tally:
-    """Accesses of one kind to one piece of memory. who: of each element, in order. width: elements
-    per access. continues: elements that the access began before which came to them first. outside:
-    beside it."""
+    """Accesses of one kind to one piece of memory. who: for each element, in order. widths: numbers
+    of accesses by their elements. continues: elements whose first access began at the element
+    before. outside: accesses outside of the memory."""
 
     who: dict[int, list[Who]] = field(default_factory=lambda: defaultdict(list))
     continues: set[int] = field(default_factory=set)
@@ -44,7 +44,7 @@ class _Tally:
     outside: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, access: RecordedAccess, first: int, count: int, elements: int) -> None:
-        """Add an access to `count` elements from `first` on, of memory with so many elements."""
+        """Add an access to `count` elements from `first` on, of memory with `elements` elements."""
         self.widths[count] += 1
         self.atomic |= access.kind == "atomic"
         for index in range(first, first + count):
@@ -56,7 +56,7 @@ class _Tally:
             self.who[index].append((access.block, access.thread))
 
     def marks(self, shown: Iterable[int]) -> Marks | None:
-        """Return what there is to show of it; None where there was no access."""
+        """Return the marks for the shown elements; None if there was no access."""
         if not self.widths:
             return None
         cells = [
@@ -78,7 +78,7 @@ class _Tally:
         )
 
     def writers(self) -> dict[int, Who] | None:
-        """Return the block and thread of each element; None where one has several."""
+        """Return the block and thread that accessed each element; None if one has several."""
         found = {index: set(who) for index, who in self.who.items()}
         if any(len(each) > 1 for each in found.values()):
             return None
@@ -87,7 +87,7 @@ class _Tally:
 
 @dataclass
 class _Memory:
-    """A tensor, or memory of cudaMalloc, and what a launch did there."""
+    """A tensor, or memory of cudaMalloc, with a launch's accesses."""
 
     tensor: GuardedTensor
     reads: _Tally = field(default_factory=_Tally)
@@ -106,11 +106,11 @@ def drawn_launch(
     constants: Mapping[str, int],
     never: Mapping[str, Sequence[int]],
 ) -> DrawnLaunch:
-    """Return what a launch did, as a drawing shows it.
+    """Return a launch as data for a drawing.
 
-    tensors: all that it may have accessed, by place. constants: numbers that the declarations of
-    shared arrays name. never: of outputs, by name, the elements that no launch has written; for the
-    last launch that wrote them.
+    tensors: all that it may have accessed, in the order of memory. constants: numbers named in
+    declarations of shared arrays. never: for outputs, by name, the elements that no launch has
+    written; for the last launch that wrote them.
     """
     memories = [_Memory(tensor) for tensor in (*tensors, *_allocated(launch))]
     in_global: dict[Who, None] = {}
@@ -183,7 +183,7 @@ def _drawn_tensor(memory: _Memory, shown: set[Who], missing: Sequence[int]) -> D
 
 
 def _note_same_writers(drawn: DrawnLaunch, memories: Sequence[_Memory]) -> None:
-    """Note of each tensor that is read whether each thread writes the same elements of another."""
+    """Note for each read tensor a tensor of which each thread writes the same elements."""
     reads = {m.tensor.name: m.reads for m in memories}
     writers = [(m.tensor, m.writes.writers()) for m in memories if m.writes.widths]
     for tensor in drawn.tensors:
@@ -204,10 +204,10 @@ def _drawn_shared(
     constants: Mapping[str, int],
     in_global: Iterable[Who],
 ) -> DrawnShared | None:
-    """Return what the first block that used an array did to it; None where none did.
+    """Return the accesses of the first block that used an array; None if none did.
 
-    in_global: who accessed global memory; where an array is large, its elements are shown that
-    these threads wrote.
+    in_global: the threads that accessed global memory; of a large array, the elements that these
+    threads wrote are shown.
     """
     inside = [
         access
@@ -247,8 +247,8 @@ def _drawn_shared(
 
 
 def _shown_of_array(memory: _Memory, in_global: Iterable[Who]) -> list[int]:
-    """Return the elements of a shared array that are shown: all that were accessed, if they are
-    few; else those of threads that access global memory too, or of the first of these threads."""
+    """Return the shown elements of a shared array: all accessed ones if they are few; else those of
+    threads that also access global memory, or of the first of these threads."""
     touched = sorted(memory.reads.who.keys() | memory.writes.who.keys())
     writers = memory.writes.who
     for threads in (set(in_global), _shown_threads(in_global)):
@@ -260,9 +260,8 @@ def _shown_of_array(memory: _Memory, in_global: Iterable[Who]) -> list[int]:
 def _array(
     variable: SharedVariable, constants: Mapping[str, int], itemsize: int
 ) -> tuple[str, tuple[int, ...], int]:
-    """Return the name of a shared array, its shape, and the bytes of an element; where the shape
-    that is declared is not known, all its elements in a row, each as large as the smallest
-    access."""
+    """Return the name of a shared array, its shape, and the bytes of an element; if the declared
+    shape is unknown, all elements in a row, each as large as the smallest access."""
     flat = (variable.bytes // itemsize,)
     text = variable.declaration.strip()
     plain = re.sub(r"\[[^\]]*\]|<[^<>]*>", "", text)
@@ -271,7 +270,7 @@ def _array(
         return "shared memory", flat, itemsize
     sizes = [_number(size, constants) for size in re.findall(r"\[(.*?)\]", match[2])]
     total = math.prod(size for size in sizes if size)
-    if sizes.count(0) == 1:  # the one that is left, of a template for instance
+    if sizes.count(0) == 1:  # the unknown one, e.g. of a template
         missing = variable.bytes // (itemsize * total)
         sizes[sizes.index(0)], total = missing, total * missing
     if not sizes or not total or variable.bytes % total or variable.bytes // total > WIDEST:
@@ -280,8 +279,8 @@ def _array(
 
 
 def _number(text: str, constants: Mapping[str, int]) -> int:
-    """Return what a size of a declaration comes to: numbers and constants, added, subtracted,
-    multiplied or divided; 0 where it is anything else."""
+    """Return the value of a size in a declaration: numbers and constants, added, subtracted,
+    multiplied or divided; 0 for anything else."""
 
     def value(node: ast.expr) -> int:
         match node:
@@ -306,7 +305,7 @@ def _number(text: str, constants: Mapping[str, int]) -> int:
 
 
 def constants_of(texts: Iterable[str]) -> dict[str, int]:
-    """Return the whole numbers that source files define as constants, by name."""
+    """Return the integers that source files define as constants, by name."""
     found: dict[str, int] = {}
     for text in texts:
         pattern = r"constexpr\s+(?:static\s+)?\w+\s+(\w+)\s*=\s*([^;{]+);"
@@ -317,7 +316,7 @@ def constants_of(texts: Iterable[str]) -> dict[str, int]:
 
 
 def _phase(accesses: Sequence[RecordedAccess], offset: int, itemsize: int) -> Phase:
-    """Return what happened to an array between two barriers."""
+    """Return the accesses to an array between two barriers."""
     written: dict[int, list[int]] = defaultdict(list)  # by thread
     read: dict[int, list[int]] = defaultdict(list)
     for access in accesses:
@@ -347,7 +346,7 @@ def _phase(accesses: Sequence[RecordedAccess], offset: int, itemsize: int) -> Ph
 
 
 def _runs(elements: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the runs of neighbours among these elements, (first, last)."""
+    """Return the runs of consecutive elements, (first, last)."""
     runs: list[tuple[int, int]] = []
     for element in sorted(set(elements)):
         if runs and runs[-1][1] + 1 == element:
@@ -361,7 +360,7 @@ def _runs(elements: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _idle(launch: RecordedLaunch, drawn: DrawnLaunch, in_global: Iterable[Who]) -> list[str]:
-    """Return sentences about the threads that touched no memory, or none but shared memory."""
+    """Return sentences about threads that accessed no memory, or only shared memory."""
     x, y, z = launch.grid
     blocks, threads = x * y * z, launch.block[0] * launch.block[1] * launch.block[2]
     if launch.left_out:

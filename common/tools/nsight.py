@@ -1,4 +1,4 @@
-"""`--profile` on a GPU: every rung once under Nsight Compute, and the few counters that matter."""
+"""Implement `--profile` on a GPU: run every rung once under Nsight Compute, with few counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from common.process.events import Channel, Finished, Over, Planned, Stage, Table
 from common.process.worker import Work, load_rung, run_this
 from common.tools.nvidia import find_tool
 
-# Column of the table: counters of ncu; its unit, or what is made of two counters.
+# Column of the table: counters of ncu; its unit, or the combination of two counters.
 METRICS = {
     "µs": (("gpu__time_duration.sum",), "duration"),
     "DRAM %": (("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",), "percent"),
@@ -47,13 +47,13 @@ PERMISSION = (
 
 
 class ProfileError(Exception):
-    """The profiler gave no counters; the message says why and how to fix it."""
+    """The profiler gave no counters; the message contains the reason and the fix."""
 
 
 def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Run what the profiler watches: each rung on its timing case (where it is to be quick, that of
-    the CPU), once to warm up and once between the marks that switch the profiler on and off, in an
-    NVTX range of its name."""
+    """Run the rungs for the profiler: each on its timing case (the CPU's if `quick`), once to warm
+    up and once between the marks that start and stop the profiler, in an NVTX range with its
+    name."""
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
@@ -79,7 +79,7 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
 
 
 def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
-    """Profile a day and tells the table of its kernels."""
+    """Profile a day and send the table of its kernels."""
     outcome = RungOutcome("profile", "ncu", "hardware counters of every kernel", PASS)
     channel.emit(Planned([[outcome.problem, outcome.rung, outcome.idea]]))
     channel.emit(Stage(outcome.rung, "profiling"))
@@ -105,7 +105,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 
 def _measure(ncu: str, day: Day, work: Work) -> str:
-    """Return ncu's CSV for the day. Raises ProfileError with the reason if it gives none."""
+    """Return ncu's CSV for the day. Raise ProfileError with the reason if there is none."""
     counters = ",".join([*(name for names, _ in METRICS.values() for name in names), *day.metrics])
     command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"]
     command += ["--page", "raw", "--print-units", "base", "--metrics", counters]
@@ -121,9 +121,9 @@ def _measure(ncu: str, day: Day, work: Work) -> str:
 
 
 def parse(text: str) -> list[list[str]]:
-    """Return ncu's raw CSV, one line a kernel, as rows of the table.
+    """Return ncu's raw CSV, one line per kernel, as rows of the table.
 
-    Raises ProfileError where it holds no kernel.
+    Raise ProfileError if it contains no kernel.
     """
     return [
         [kernel_name(record["Kernel Name"]), *(_value(record, *m) for m in METRICS.values())]
@@ -132,11 +132,11 @@ def parse(text: str) -> list[list[str]]:
 
 
 def kernels(text: str) -> list[dict[str, Any]]:
-    """Return the counters of ncu's raw CSV by their names, in base units, for each kernel in the
-    order of the launches, as `RungOutcome.kernels` has them. Columns that are no counter have no
-    "_" in their names. Counters without a value are left out.
+    """Return the counters of ncu's raw CSV by name, in base units, for each kernel in the order of
+    the launches, as in `RungOutcome.kernels`. Columns without "_" in their names are not counters.
+    Counters without a value are left out.
 
-    Raises ProfileError where it holds no kernel.
+    Raise ProfileError if it contains no kernel.
     """
     found = []
     for record in _records(text):
@@ -161,12 +161,12 @@ def further(
 
 
 def _records(text: str) -> list[dict[str, str]]:
-    """Return the kernels of ncu's raw CSV. Raises ProfileError where it holds none."""
+    """Return the kernels of ncu's raw CSV. Raise ProfileError if there are none."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
         raise ProfileError("ncu's output holds no table")
-    # The line below the header gives the units and has no ID.
+    # The line below the header contains the units and no ID.
     records = [record for record in csv.DictReader(lines[start:]) if record["ID"]]
     if not records:
         raise ProfileError("ncu saw no kernel: the rungs launched none")
@@ -181,7 +181,7 @@ def _number(text: str) -> float | None:
 
 
 def kernel_name(text: str) -> str:
-    """Return "void softmax_v1_kernel<float>(const float *, …)" -> "softmax_v1_kernel<float>"."""
+    """Return "softmax_v1_kernel<float>" for "void softmax_v1_kernel<float>(const float *, …)"."""
     depth = 0
     for index, char in enumerate(text):
         depth += (char == "<") - (char == ">")

@@ -1,4 +1,4 @@
-"""Where NVIDIA's own tools are: compute-sanitizer, ncu."""
+"""Find NVIDIA's tools: compute-sanitizer, ncu."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from common.base.toolchain import Platform
 
 
 def find_tool(name: str, platform: Platform) -> str | None:
-    """Return a tool of the toolkit: beside the nvcc in use, else on PATH. None if it is in
-    neither."""
+    """Return a tool's path: in the folder of the nvcc in use, else on PATH, else None."""
     if platform.toolkit:
         for beside in (platform.toolkit.home / "bin" / name, platform.toolkit.home / name / name):
             if beside.is_file() and os.access(beside, os.X_OK):

@@ -1,4 +1,4 @@
-"""Which tool watches a day, by purpose and by device: the one place that chooses."""
+"""Choose the tool that watches a day, by purpose and device; no other module chooses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A program of a day's own, a .cu with a main(), run as it is and under each tool that watches.
+"""Run a program of a day, a .cu with a main(), directly and under each tool that watches.
 
-For days on which kernels are to fail: a fault ends, or breaks, a process that is not the runner's
-and that needs no PyTorch.
+For days on which kernels are to fail: a fault ends, or breaks, a separate process that does not
+need PyTorch.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from common.cpu import backend, findings, program
 from common.tools.nvidia import find_tool
 
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-FOUND = 99  # exit code of compute-sanitizer where it found something
+FOUND = 99  # exit code of compute-sanitizer for findings
 PLAIN = "plain"  # the way without a tool
 TRACE_FILE = "CUDACPU_TRACE_FILE"
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a built program: name, what stands before its arguments, environment.
+    """A way to run a built program: name, command before its arguments, environment.
 
-    missing: why it cannot be run in this way, "" if it can.
+    missing: why the machine cannot run it this way, "" if it can.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Said:
-    """What a run said. code: its exit code, None where it was ended after its time; lines: what the
-    program printed; findings: what the tool, or the CPU backend, said of it, a line each."""
+    """The result of a run. code: its exit code, None if it reached its time limit; lines: the
+    program's output; findings: of the tool, or of the CPU backend, one per line."""
 
     code: int | None
     lines: tuple[str, ...]
@@ -53,9 +53,9 @@ class Said:
 
 
 def ways_to_run(source: Path, device: str) -> list[Way]:
-    """Build the program where necessary. On a GPU: without a tool, and under each of the four of
-    compute-sanitizer. On the CPU backend: without a tool, with late streams, with addresses watched
-    and with every access traced. Raises BuildError where it does not build."""
+    """Build the program if necessary and return the ways to run it. On a GPU: plain, and under each
+    of compute-sanitizer's four tools. On the CPU backend: plain, with late streams, with addresses
+    watched and with every access traced. Raise BuildError if it does not build."""
     platform = replace(detect(device), variant="plain")
     if device == "cuda":
         built = str(_for_gpu(source, platform))
@@ -97,7 +97,7 @@ def _for_gpu(source: Path, platform: Platform) -> Path:
     def make(directory: Path) -> None:
         code = directory / "code.o"
         run_compiler([toolkit.nvcc, "-c", source, *flags, f"-I{ROOT}", "-o", code])
-        # By the host's compiler: nvcc links a static runtime, which its wheels lack.
+        # With the host's compiler, since nvcc links a static runtime, which its wheels lack.
         place = (library / "libcudart.so").resolve().parent
         linking = [f"-L{library}", "-lcudart", f"-Wl,-rpath,{place}", "-pthread"]
         run_compiler([platform.compiler, code, *linking, "-o", entry.path])
@@ -106,7 +106,7 @@ def _for_gpu(source: Path, platform: Platform) -> Path:
 
 
 def run_program(way: Way, arguments: Sequence[str], seconds: float) -> Said:
-    """Run the program in this way for at most so many seconds; then it is killed."""
+    """Run the program this way for at most `seconds`, then kill it."""
     with tempfile.TemporaryDirectory() as folder:
         variables = dict(way.variables)
         trace = Path(folder) / "trace.json"
@@ -127,7 +127,7 @@ def run_program(way: Way, arguments: Sequence[str], seconds: float) -> Said:
         except subprocess.TimeoutExpired:
             _end(child)
             return Said(None, (), (f"no end after {seconds:g} s",))
-        except BaseException:  # such as Ctrl-C
+        except BaseException:  # e.g. Ctrl-C
             _end(child)
             raise
         traced = trace.read_text(encoding="utf-8") if trace.is_file() else ""
@@ -145,13 +145,13 @@ def run_program(way: Way, arguments: Sequence[str], seconds: float) -> Said:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Kill the program, and the tool that runs it as a child of its own."""
+    """Kill the program, and the tool that runs it as a child."""
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
 
 
 def _of_sanitizer(code: int, text: str) -> Said:
-    """Return the first line of each finding; a tool that gave no report says so as a finding."""
+    """Return the output with the first lines of each finding."""
     blocks: list[list[str]] = [[]]
     own = []
     for line in text.splitlines():
@@ -168,7 +168,7 @@ def _of_sanitizer(code: int, text: str) -> Said:
 
 
 def _clean(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return without addresses and paths of this machine, each once."""
+    """Return the lines without this machine's addresses and paths, each once."""
     found = []
     for line in lines:
         text = line.removeprefix(findings.THROWN).replace(f"{ROOT}/", "")

@@ -1,4 +1,4 @@
-"""A day's accesses, counted and drawn by the commands that a user types."""
+"""Count and draw a day's accesses with the commands that a user types."""
 
 import re
 import xml.etree.ElementTree as ET

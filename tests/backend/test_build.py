@@ -1,4 +1,5 @@
-"""The build: what its key covers, a killed build, the wheels' compiler, the compiler's message."""
+"""The build: the coverage of its key, a killed build, the wheels' compiler, the compiler's
+message."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ METADATA = 'TITLE = "t"\nTEACHES = "t"\nTOPICS = ("t",)\nSOURCE = "scale.cu"\n'
 
 @pytest.fixture
 def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
-    """A day outside the repository with a header of its own, and a cache without any day, in
+    """Return a day outside the repository with its own header, and a cache without any day, in
     folders with a blank in their names."""
     platform = toolchain.detect("cpu")
     shared = [libraries.build_runtime(platform), *map(Path, libraries.build_prelude(platform)[1:])]
@@ -65,7 +66,7 @@ def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
 
 
 def build_in_child(day: Day, **kwargs: object) -> subprocess.Popen[str]:
-    """Builds the day on the CPU backend and prints scale(1)."""
+    """Build the day on the CPU backend and print scale(1)."""
     code = (
         "import sys; from pathlib import Path; import torch\n"
         "from common.base import compiling, toolchain; from common.base.days import read_day\n"
@@ -99,7 +100,7 @@ def test_builds_once_and_again_when_a_header_changes(day: Day) -> None:
     built = first.library.stat()
     out, err = finish(build_in_child(day))
     assert out == "3.0\n", err
-    assert os.path.samestat(first.library.stat(), built)  # nothing was built anew
+    assert os.path.samestat(first.library.stat(), built)  # nothing was built again
     assert first.library.stat().st_mtime_ns == built.st_mtime_ns
 
     (day.folder / "scale.cuh").write_text("#pragma once\nconstexpr float SCALE = 5.0f;\n")
@@ -193,7 +194,7 @@ def test_a_second_cu_is_part_of_the_library(day: Day) -> None:
 
 
 def test_a_library_of_a_day_s_own_making(day: Day) -> None:
-    """Built in a copy of the sources, once; a command that fails says what it printed."""
+    """Built in a copy of the sources, once; the output of a failing command is in the error."""
     (day.folder / "empty.cpp").write_text("int nothing;\n")
     todo = library.plan(day, toolchain.detect("cpu"))
     before = sorted(day.folder.iterdir())
@@ -244,11 +245,11 @@ extern "C" void set(int* to) { set_kernel<<<1, 4>>>(to); cudaDeviceSynchronize()
 def test_what_a_day_builds_itself_has_the_learner_s_file(
     day: Day, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under the name of the file that it stands for."""
+    """Under the name of the file that it replaces."""
     learners = day.folder.parent / "write.cu"
     learners.write_text(SOURCE + "int learners;\n")
     todo = library.plan(day.with_source(day.source, learners), toolchain.detect("cpu"))
-    if device == "cuda":  # whose compiler takes the file as it is
+    if device == "cuda":  # its compiler takes the file unchanged
         monkeypatch.setattr(own_way.Builder, "_on_this_device", lambda _, file: file)
 
     def make(site: own_way.Site) -> Path:
@@ -313,7 +314,7 @@ def test_compiles_and_links_with_the_wheels(day: Day, tmp_path: Path) -> None:
         "int main() { int n; k<<<1, 1>>>(); return cudaRuntimeGetVersion(&n) != cudaSuccess; }\n"
     )
     command = [toolkit.nvcc, program, "-o", tmp_path / "program", "-cudart=shared"]
-    library = toolkit.home / "lib"  # libcudadevrt.a, which nvcc asks for, has its plain name there
+    library = toolkit.home / "lib"  # libcudadevrt.a, which nvcc needs, has its plain name there
     command += ["-gencode=arch=compute_90a,code=sm_90a"]
     command += [f"-L{nvcc.link_directory(toolkit)}", f"-L{library}"]
     subprocess.run(command, check=True, env={**os.environ, "CUDA_HOME": "", "LIBRARY_PATH": ""})
@@ -373,7 +374,7 @@ def test_a_library_that_does_not_load_is_built_again(day: Day) -> None:
     out, err = finish(build_in_child(day))
     assert out == "3.0\n", err
     todo = library.plan(day, toolchain.detect("cpu"))
-    todo.library.write_bytes(b"x" * todo.library.stat().st_size)  # as long, so only loading tells
+    todo.library.write_bytes(b"x" * todo.library.stat().st_size)  # as long, so only loading fails
     with pytest.raises(compiling.BuildError, match=r"(?s)run the day again.*invalid ELF header"):
         library.load(todo)
     assert not todo.entry.ready

@@ -38,7 +38,7 @@ RIGHT = (
     *("persistent_tiles", "strides_along_y", "long_row_right", "pair_right"),
     "forks_and_joins",
 )
-# What the failure's text must match.
+# Patterns that the failure's text must match.
 WRONG = {
     "without_guard": r"on the wrong device: a kernel .* device guard.*\n.*launchers\.cu:\d+",
     "queries_without_guard": r"on the wrong device: the number of .* a device guard",

@@ -1,4 +1,4 @@
-"""The command line: help, listing, typos, exit codes, and what it prints on which terminal."""
+"""The command line: help, listing, typos, exit codes, and its output on different terminals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def usage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The message of a command line that is refused with exit code 2."""
+    """Return the message of a command line that is refused with exit code 2."""
     with pytest.raises(SystemExit) as refused:
         script.main(list(arguments))
     assert refused.value.code == 2
@@ -176,7 +176,8 @@ def hundred_days(root: Path) -> None:
 
 
 def cpu_seconds_of_children() -> float:
-    """Of those that have ended; unlike the time on the clock, about the same on a busy machine."""
+    """Return the processor seconds of ended children: unlike the time on the clock, about the same
+    on a busy machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -191,7 +192,7 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
     )
     lines: list[str] = []
     times: dict[str, list[float]] = {code: [], PYTHON_S_OWN: []}
-    # Beside a program of a few modules of Python's own: on a busy machine, both take longer, not
+    # Compared with a program of a few standard modules: on a busy machine, both take longer, not
     # always by the same factor.
     for _ in range(20):
         for each, taken in times.items():
@@ -205,7 +206,7 @@ def test_list_is_instant_and_imports_neither_torch_nor_rich(tmp_path: Path) -> N
         ours, usual = (min(taken) for taken in times.values())
         if ours < 8 * usual:
             break
-    assert lines.index("") == 100  # behind it stands what the learner has solved
+    assert lines.index("") == 100  # the learner's progress follows
     assert ours < 8 * usual, f"--list took {ours:.3f} s at best, another program {usual:.3f} s"
 
 
@@ -229,10 +230,10 @@ def test_list_names_broken_days(run_day: CommandLine) -> None:
 
 
 def test_plain_output_is_plain_and_stable(run_day: CommandLine) -> None:
-    run_day("1,2,10", "--no-bench")  # builds, in whatever order builds end
+    run_day("1,2,10", "--no-bench")  # builds, which end in any order
     first, second = (run_day("1,2,10", "--no-bench").stdout for _ in range(2))
     assert ESCAPE not in first and "\r" not in first
-    # Times, and what depends on them: what took long enough to be named, and which days most.
+    # Times, and text that depends on them: the activities and days that took longest.
     times = re.compile(r"[\d.]+ (s|ms|µs)\b|; summed over days: .*|slowest: .*")
     assert times.sub("T", first) == times.sub("T", second)
     for line in first.splitlines():
@@ -247,7 +248,7 @@ def test_lines_of_rungs_fit_80_columns(run_day: CommandLine) -> None:
 
 
 def on_a_terminal(run: CommandLine, *arguments: str, **environment: str) -> str:
-    """What the command line writes to a terminal of 100 columns."""
+    """Return the output of the command line on a terminal of 100 columns."""
     parent, child = pty.openpty()
     inherited = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     process = subprocess.Popen(
@@ -314,8 +315,8 @@ def test_an_output_on_a_full_disk_is_said_without_a_traceback(
 
 def test_a_warm_run_costs_little_beside_importing_torch(run_day: CommandLine) -> None:
     """At most 2.5 times the processor time of the import, which is 1.6 to 2.0 times on an idle
-    machine; a build of anything makes it 4. Seconds on the clock would depend on who else compiles
-    meanwhile, and the two take turns, so that both see the same machine."""
+    machine; a build of anything makes it 4. Seconds on the clock would depend on other programs,
+    and the two take turns, so that both see the same machine."""
     run_day("1", "--no-bench")
 
     def spent(command: list[str]) -> float:
@@ -356,7 +357,8 @@ def test_a_closed_output_is_no_error(run_day: CommandLine, closed: str, tmp_path
 def test_an_interrupt_during_the_imports_shows_no_traceback(
     run_day: CommandLine, seconds: float
 ) -> None:
-    """Until the script's first line, Python itself answers; a module's import shows that it ran."""
+    """Until the script's first line, Python itself handles it; a module's import shows that the
+    script ran."""
     script = (
         "import os, runpy, signal, sys, threading\n"
         f"threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"

@@ -13,7 +13,7 @@ KERNELS = "arithmetic"
 
 
 def _down(estimate: float, dtype: type, at_most: Callable[[Fraction], bool]) -> np.floating:
-    """The largest value that is `at_most` the exact one, found from near it."""
+    """Return the largest value that is `at_most` the exact one, found from near it."""
     r = dtype(estimate)
     while not at_most(Fraction(float(r))):
         r = np.nextafter(r, dtype(-np.inf))
@@ -25,7 +25,7 @@ def _down(estimate: float, dtype: type, at_most: Callable[[Fraction], bool]) -> 
 def _roundings(
     estimate: float, dtype: type, at_most: Callable[[Fraction], bool], exact: bool
 ) -> list[np.floating]:
-    """The exact value towards zero, down and up; `exact(r)` says whether r is the value itself."""
+    """Return the exact value towards zero, down and up; `exact(r)`: r is the value itself."""
     down = _down(estimate, dtype, at_most)
     up = down if exact(Fraction(float(down))) else np.nextafter(down, dtype(np.inf))
     return [down if down >= 0 else up, down, up]
@@ -77,7 +77,7 @@ def test_atomics_of_vectors(call: Call) -> None:
     assert halves.tolist() == bfloats.tolist() == [[32, 64]] * 4
     assert twos[:4].tolist() == [[32, 64]] * 4
     assert fours[:4].tolist() == [[32, 64, 96, 128]] * 4
-    # What 32 additions to each of 4 vectors found: 0, d, 2d, … 31d once each, split by block.
+    # The results of 32 additions to each of 4 vectors: 0, d, 2d, … 31d once each, split by block.
     found = 4 * sum(range(32))
     assert twos[4:].sum(0).tolist() == [found, 2 * found]
     assert fours[4:].sum(0).tolist() == [found, 2 * found, 3 * found, 4 * found]

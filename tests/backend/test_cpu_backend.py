@@ -35,7 +35,7 @@ LIKE = torch.zeros(1)
 
 @pytest.fixture
 def runtime(libraries: Libraries, cpu_runtime: backend.Runtime) -> backend.Runtime:
-    """The CPU backend with default settings, before and after; the operators of both files."""
+    """Return the CPU backend with default settings, and load the operators of both files."""
     for name in ("features", "faults"):
         libraries.operators(name)
     return cpu_runtime
@@ -57,7 +57,7 @@ def test_indices_of_a_3d_grid(call: Call) -> None:
 
 def test_static_shared_memory_in_every_form(call: Call) -> None:
     t = torch.arange(32)
-    row = 31 - t  # what by_copy reads, plus one since every thread has added it
+    row = 31 - t  # read by by_copy, plus one since every thread has added it
     want = (row + 1 + 3) + row + row + 5 + 1000 + 10000 + 32 * 100000
     assert torch.equal(call("shared_forms", LIKE), want.float())
 
@@ -230,7 +230,7 @@ def test_launches_that_a_gpu_refuses(call: Call) -> None:
     value, configuration, resources = 1, 9, 701  # cudaErrorInvalidValue, …
     want = [configuration] * 5 + [resources, value, value]
     want += [0, 0, 0, 1, value, value, 0, value]
-    if call.device == "cuda":  # which code it is differs between versions of CUDA
+    if call.device == "cuda":  # the code differs between versions of CUDA
         got, want = [code != 0 for code in got], [code != 0 for code in want]
     assert got == want
 
@@ -245,7 +245,7 @@ def test_the_runtime_defines_what_the_rewriter_lets_pass() -> None:
     # These are templates in a header.
     templates = {"cudaLaunchKernel", "cudaLaunchKernelEx", "cudaLaunchCooperativeKernel"}
     templates |= {"cudaGetSymbolSize"}
-    # And this is a function of ours, which the rewriter tells the line of the call.
+    # And this is a function of ours, which gets the line of the call from the rewriter.
     templates |= {"cudaGraphAddKernelNode"}
     # And these are for device code.
     templates |= {"cudaGridDependencySynchronize", "cudaTriggerProgrammaticLaunchCompletion"}
@@ -256,13 +256,14 @@ def test_the_runtime_defines_what_the_rewriter_lets_pass() -> None:
 
 
 def _defined(library: Path) -> list[str]:
-    """What `nm` says of the symbols that the library exports, a line each."""
+    """Return the symbols that the library exports, as `nm` prints them, a line each."""
     command = ["nm", "-D", "--defined-only", str(library)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def _runs_behind(folder: Path, functions: list[str], libraries: Libraries) -> None:
-    """The backend works in a process that has a library with those functions, each wrong."""
+    """Assert that the backend works in a process that has a library with those functions, all
+    wrong."""
     lines = [f".globl {name}\n.type {name}, %function\n{name}:\n.long 0\n" for name in functions]
     note = '.section .note.GNU-stack, "", %progbits\n'  # or the linker warns of its stack
     (folder / "fake.s").write_text(".text\n" + "".join(lines) + note)
@@ -289,7 +290,7 @@ def _runs_behind(folder: Path, functions: list[str], libraries: Libraries) -> No
 def test_nvidia_s_own_runtime_library_is_not_in_the_way(
     libraries: Libraries, tmp_path: Path
 ) -> None:
-    """`import torch` loads it for the whole process where torch was built for CUDA."""
+    """`import torch` loads it for the whole process if torch was built for CUDA."""
     _runs_behind(tmp_path, ["cudaMalloc", "cudaFree", "cudaGetLastError"], libraries)
 
 
@@ -378,7 +379,7 @@ def test_a_fault_is_named_and_does_no_lasting_harm(runtime: backend.Runtime, nam
 
 
 def test_signals_of_the_watchdog_may_queue_up(runtime: backend.Runtime) -> None:
-    """As they do while an OS thread waits for a core. Delivered on top of each other, they would
+    """They do while an OS thread waits for a core. Delivered on top of each other, they would
     overflow their stack."""
     runtime.set_threads(1)  # kernels run on this thread
     assert _healthy()
@@ -530,7 +531,7 @@ def test_an_interrupt_ends_a_launch(libraries: Libraries) -> None:
 
 
 def _seconds_of_children() -> float:
-    """Of the processor, by children of this process that have ended."""
+    """Return the processor seconds of ended children of this process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -539,7 +540,7 @@ def _seconds_of_children() -> float:
 
 
 def _seconds(function: Callable[[], object], repeat: int = 5) -> float:
-    """Of all cores together, since others may keep them busy."""
+    """Return the seconds of all cores together, since other programs may keep them busy."""
     function()
     times = []
     for _ in range(repeat):

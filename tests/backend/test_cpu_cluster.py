@@ -19,7 +19,7 @@ THREADS = 64
 
 @pytest.fixture(autouse=True)
 def has_clusters(request: pytest.FixtureRequest) -> None:
-    """Skips what needs a GPU with clusters on one without."""
+    """Skip tests that need a GPU with clusters on one without."""
     on_gpu = "gpu" in request.node.name and torch.cuda.is_available()
     if on_gpu and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("clusters came with sm_90")
@@ -31,7 +31,7 @@ Extent = tuple[int, int, int]
 
 
 def _places(grid: Extent, cluster: Extent) -> torch.Tensor:
-    """What the kernel writes for each thread of the grid."""
+    """Return the values that the kernel writes for each thread of the grid."""
     size = cluster[0] * cluster[1] * cluster[2]
     grid_of_clusters = [g // c for g, c in zip(grid, cluster, strict=True)]
     facts = []

@@ -1,6 +1,6 @@
 """<cuda_fp8.h>: every code, and floats around every rounding boundary, against torch's fp8 types.
 
-`cpu_kernels/fp8.cu` converts by each of the header's ways; products of fp8 are in test_cpu_ptx.py
+`cpu_kernels/fp8.cu` converts by each function of the header; products of fp8 are in test_cpu_ptx.py
 (mma) and test_cpu_wgmma.py.
 """
 
@@ -36,7 +36,7 @@ CODES = torch.arange(256).to(torch.uint8)
 
 
 def _floats(dtype: torch.dtype) -> torch.Tensor:
-    """Any bits at all, every value of the type, the middles between them, and their neighbours."""
+    """Return random bits, every value of the type, their midpoints, and the neighbours of these."""
     generator = torch.Generator().manual_seed(11)
     any_bits = torch.randint(-(2**31), 2**31, (40000,), generator=generator).int()
     values = CODES.view(dtype).float()
@@ -70,7 +70,7 @@ def test_floats_round_as_torch_rounds_them(call: Call, dtype: torch.dtype, how: 
     through = x.half() if how.startswith("half") else x.bfloat16() if how == "bfloat16" else x
     through = through.float()
     largest = torch.finfo(dtype).max
-    # Clamped first: what torch does with larger numbers depends on its version.
+    # Clamped first: torch's result for larger numbers depends on its version.
     want = through.clamp(-largest, largest).to(dtype).view(torch.uint8)
     if "not saturating" in how:  # to the next number that there would be, or to NaN
         too_large = through.abs() > 464 if e4m3 else through.abs() >= 61440

@@ -15,8 +15,8 @@ KERNELS = "graphs"
 LIKE = torch.zeros(1)
 THREADS = 64
 
-ANY = -1  # what a GPU says is not documented
-# What happens during a capture; what that is answered, and the end of the capture, here; the same
+ANY = -1  # a GPU's error is not documented
+# An event during a capture; the codes of the event and of the capture's end, here; the same
 # on a GPU. REFUSED is any code but 0.
 REFUSED = -2
 UNSUPPORTED, INVALIDATED, MERGE, UNMATCHED, UNJOINED = range(900, 905)
@@ -141,7 +141,7 @@ def test_a_fault_names_the_kernel_and_its_launch(cpu_call: Call) -> None:
     assert "in kernel write_through_null, launched at" in message
     assert names_line(message, "graphs", "the launch")
     assert names_line(message, "graphs", "the access")
-    assert cpu_call("race", LIKE, True)[0].item() == 6  # and what follows works
+    assert cpu_call("race", LIKE, True)[0].item() == 6  # and the next call works
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def _values() -> torch.Tensor:
     return torch.randint(0, 90, (64,), generator=torch.Generator().manual_seed(3)) / 10 + 0.04
 
 
-# ---------------------------------------------------------------- what a group adds up to
+# ---------------------------------------------------------------- sums of a group
 
 
 def _butterfly(values: list, op: Callable) -> list:
@@ -221,7 +221,8 @@ def test_copies_of_bytes(call: Call, n: int, offset: int) -> None:
 
 
 def _wide_scan(values: list) -> tuple[list, list]:
-    """Inclusive and exclusive sums in NVIDIA's order: each warp, then the sums of the warps."""
+    """Return inclusive and exclusive sums in NVIDIA's order: each warp, then the sums of the
+    warps."""
     add = np.float32.__add__
     warps = [_scan(values[start : start + 32], add) for start in range(0, len(values), 32)]
     sums = _scan([warp[-1] for warp in warps], add)

@@ -1,4 +1,4 @@
-"""Device functions: that none of CUDA's is forgotten, and what the less common ones compute.
+"""Device functions: the list of CUDA's functions is complete, and the less common ones are right.
 
 `cpu_kernels/intrinsics.cu` calls SIMD integers, inverse functions, random numbers and cache hints.
 """
@@ -70,7 +70,7 @@ def test_no_device_function_of_cuda_is_forgotten(tmp_path: Path) -> None:
 
 
 def _words(count: int, seed: int) -> torch.Tensor:
-    """Random words, with all pairs of extreme bytes among them."""
+    """Return random words, with all pairs of extreme bytes among them."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-(2**31), 2**31, (count,), generator=generator).int()
 
@@ -80,7 +80,7 @@ def _saturated(x: np.ndarray, kind: type) -> np.ndarray:
 
 
 def _simd_rows(x: torch.Tensor, y: torch.Tensor, signed: type, unsigned: type) -> list[np.ndarray]:
-    """What the rows of the kernel are, by numpy with 64-bit integers: (n, parts), or sums (n,)."""
+    """Return the kernel's rows, by numpy with 64-bit integers: (n, parts), or sums (n,)."""
     n = x.numel()
     s, t = (v.numpy().view(signed).astype(np.int64).reshape(n, -1) for v in (x, y))
     u, v = (w.numpy().view(unsigned).astype(np.int64).reshape(n, -1) for w in (x, y))
@@ -180,7 +180,7 @@ def _signed(words: list[int]) -> list[int]:
 
 
 def _philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox4x32-10 by Python's integers, after the paper."""
+    """Return Philox4x32-10 by Python's integers, after the paper."""
     c, k = list(counter), list(key)
     for _ in range(10):
         first, second = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]

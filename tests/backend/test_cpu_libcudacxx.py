@@ -1,6 +1,6 @@
 """libcu++ on the CPU backend: `cpu_kernels/libcudacxx.cu`, in every order, and on a GPU.
 
-What the tracer finds with atomics, barriers and pipelines is in test_cpu_trace.py.
+test_cpu_trace.py has the tracer's findings with atomics, barriers and pipelines.
 """
 
 from typing import Any
@@ -20,7 +20,8 @@ LIKE = torch.zeros(1, dtype=torch.float64)
 
 
 def _expected_operations(is_integer: bool) -> list[int]:
-    """What each operation returns and leaves behind, in the order of the kernel."""
+    """Return the return value and the stored value of each operation, in the order of the
+    kernel."""
     pairs = [(5, 5), (5, 7), (7, 10), (10, 6), (6, 2), (2, 2), (2, 11), (11, 11)]
     pairs += [(1, 20), (0, 20), (20, 20), (40, 40), (42, 42), (41, 41)]
     if is_integer:

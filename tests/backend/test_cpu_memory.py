@@ -45,8 +45,8 @@ def _handle() -> torch.Tensor:
     return torch.zeros(64, dtype=torch.uint8)
 
 
-# One of two processes: it shares memory, gets the handle of the other's by a line of text, and
-# they send each other numbers and add up what comes, three times.
+# One of two processes: it shares memory, gets the other's handle by a line of text, and
+# they send each other numbers and add them up, three times.
 _RANK = """
 import sys, time, torch
 from pathlib import Path

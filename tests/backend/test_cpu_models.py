@@ -1,4 +1,4 @@
-"""The cards that the CPU backend plays: what each says of itself, refuses, lacks and compiles."""
+"""The cards that the CPU backend simulates: what each reports, refuses, lacks and compiles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def executable(model: str = "") -> Path:
 
 
 def run(what: str, model: str, built: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The program, built for the default, on a model ("" for the one that it was built for)."""
+    """Run the program, built for the default, on a model ("" for the one that it was built for)."""
     command = [built or executable(), what]
     return progress.run(command, env={**os.environ, "CUDACPU_MODEL": model})
 
@@ -63,7 +63,7 @@ def test_a_card_refuses_what_it_cannot_launch(card: Card) -> None:
         f"CPU backend (model {card.name}) has {card.name}"
     )
     fine = "cudaSuccess: no error"
-    # Of a launch, they end with what was launched, and where.
+    # Messages about a launch end with the kernel and the place.
     assert [line.split(", in ")[0] for line in said] == [
         f"attribute: {too_much}",
         f"launch: {fine}",
@@ -158,7 +158,7 @@ def test_the_command_line_plays_a_model(run_day: CommandLine) -> None:
 
 
 def test_this_process_plays_a_model() -> None:
-    """In the process that runs a day, also Python knows the card."""
+    """In the process that runs a day, Python has the card, too."""
     platform = replace(toolchain.detect("cpu"), model="8.6")
     try:
         device.make(platform)

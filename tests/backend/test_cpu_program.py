@@ -83,7 +83,7 @@ def test_a_fault_in_a_kernel_is_explained() -> None:
 
 
 def test_the_time_limit_counts_what_a_launch_got_of_the_cpu() -> None:
-    """A busy machine, which the stopped process stands for, must not end a launch that is right."""
+    """A busy machine, simulated by the stopped process, must not end a launch that is right."""
     _run(PROGRAMS / "order.cu")  # built
     command = [sys.executable, "-m", "common.cpu", str(PROGRAMS / "order.cu")]
     command += ["--time-limit", "2", "--", "spin"]
@@ -126,7 +126,7 @@ HELLO = '#include <cstdio>\n#include "part.cuh"\nint main() { return printf("%d\
 
 
 def _built(program: str) -> dict[Path, int]:
-    """The programs of this name in the cache, and when each was written."""
+    """Return the programs of this name in the cache, with the times when they were written."""
     found = cache_directory().glob(f"program-{program}*/**/{program}")
     written = {path: path.stat().st_mtime_ns for path in found}
     assert written
@@ -194,7 +194,7 @@ Philox -0.00 1.00 0
 """
 
 
-# Graphs hold what they have had at one time, at least until it is trimmed.
+# Graphs keep the most memory that they have used, at least until it is trimmed.
 GRAPH_MEMORY = """\
 1 1 1 cudaErrorInvalidValue
 made 0 0
@@ -522,7 +522,7 @@ int main(int argc, char** argv) {
 
 
 def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
-    """Wrong programs that would print a wrong result, or nothing, without a word."""
+    """Wrong programs that would print a wrong result, or nothing, without an error."""
     source = tmp_path / "silent.cu"
     source.write_text(SILENT)
 
@@ -672,7 +672,7 @@ int main(int argc, char** argv) {
 }
 """
 
-# What is planted, the row that finds it, and words of the report.
+# The planted fault, the row that finds it, and words of the report.
 FAULTS = {
     "race": ("races", "faulty.cu:11 and"),
     "diverges": ("waits", "barrier"),
@@ -720,7 +720,7 @@ def test_the_debugger_finds_what_is_planted_in_a_program(tmp_path: Path) -> None
 RIGHT, ZERO = "1001000\n", "0\n"
 NEVER = "CUDA on CPU: nothing waits for "
 
-# What lacks a wait, then what the program prints where streams are late, and on the error output.
+# The missing wait, then the program's output with late streams, and its error output.
 LATE = {
     "two streams": (ZERO, f"{NEVER}a copy of 4000 bytes"),
     "read by the host": (ZERO, f"{NEVER}a copy of 4000 bytes"),

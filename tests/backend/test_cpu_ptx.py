@@ -1,7 +1,7 @@
 """The PTX wrappers: their CPU bodies against exact references, and on a GPU the PTX against both.
 
-`cpu_kernels/ptx.cu` uses each wrapper once. Where there is a GPU, the same tests run there with the
-same inputs.
+`cpu_kernels/ptx.cu` uses each wrapper once. On a machine with a GPU, the same tests run there with
+the same inputs.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ OPS = torch.ops.test_ptx
 
 @pytest.fixture
 def runtime(operators: object, cpu_runtime: backend.Runtime) -> backend.Runtime:
-    """The CPU backend with default settings, before and after, and the operators loaded."""
+    """Return the CPU backend with default settings, with the operators loaded."""
     return cpu_runtime
 
 
@@ -105,7 +105,7 @@ def _needs_fp8() -> None:
 
 
 def _tf32(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to 10 bits of mantissa, halves away from zero, as float64."""
+    """Return x rounded to 10 bits of mantissa, halves away from zero, as float64."""
     word = x.numpy().view(np.uint32).astype(np.uint64) + 0x1000 & 0xFFFFE000
     return torch.from_numpy(word.astype(np.uint32).view(np.float32).astype(np.float64))
 

@@ -1,7 +1,7 @@
-"""The debugger of the CPU backend reports planted faults, and is silent once they are fixed.
+"""The debugger of the CPU backend reports planted faults, and reports nothing once they are fixed.
 
-`cpu_kernels/sanitize.cu` has a kernel for each fault, which with `fixed` does it right.
-`common/cpu/DESIGN.md` counts the planted faults, beside those of other suites.
+`cpu_kernels/sanitize.cu` has a kernel for each fault, which is right with `fixed`.
+`common/cpu/DESIGN.md` counts the planted faults, and those of other suites.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LINES = {
     for name in re.findall(r"// line: (\w+)", line)
 }
 
-# Elements of the tensors, what the message says, and the thread that it names in forward order.
+# Elements of the tensors, words of the message, and the thread that it names in forward order.
 ADDRESSES = {
     "read_beyond": (61, "reads 4 bytes, 4 bytes beyond the end of argument x: index 61, and", 60),
     "write_beyond": (61, "writes 4 bytes, 4 bytes beyond the end of argument out: index 61", 61),
@@ -63,7 +63,8 @@ PATTERN = torch.tensor(-0x01010102, dtype=torch.int32).view(torch.float32).item(
 
 @pytest.fixture(scope="module")
 def watched() -> dict[str, Any]:
-    """What each kernel said and gave in a build that watches addresses, by name and order."""
+    """Return each kernel's message and result in a build that watches addresses, by name and
+    order."""
     try:
         environment = sanitize_worker.environment()
     except FileNotFoundError as error:
@@ -100,7 +101,7 @@ def test_a_tensor_that_is_not_there(watched: dict[str, Any], order: tuple[str, i
     assert found["fixed"]["said"] == ""
     said = found["planted"]["said"]
     assert "illegal memory access at address 0x" in said
-    # The line of the copy, and not one of the runtime where it takes place later.
+    # The line of the copy, not the line of the runtime that executes it later.
     assert f"tests/cpu_kernels/sanitize.cu:{LINES['tensor_load_beyond']}\n" in said
 
 
@@ -127,7 +128,7 @@ def test_locals_that_are_never_set(
 
 # ---------------------------------------------------------------- orders
 
-# How many elements are meant, and one of the schedules that must give another result than forward
+# The number of elements, and one of the schedules that must give another result than forward
 # order does.
 RACES = {
     "no_barrier": (64, Schedule("reverse")),
@@ -143,7 +144,7 @@ RACES = {
 
 @pytest.fixture
 def runtime(operators: object, cpu_runtime: backend.Runtime) -> backend.Runtime:
-    """The CPU backend with default settings, before and after, and the operators loaded."""
+    """Return the CPU backend with default settings, with the operators loaded."""
     return cpu_runtime
 
 
@@ -220,8 +221,8 @@ def _failed(rung: str, reason: str, *details: str, races: bool = False) -> RungO
 
 
 def test_locals_are_blamed_only_for_what_nothing_else_explains() -> None:
-    """Of rungs that are wrong where locals begin with a pattern: one has a race, one is wrong by
-    chance, one wherever accesses are watched, and one reads a local that was never set."""
+    """Rungs that are wrong if locals begin with a pattern: one has a race, one is wrong by chance,
+    one is wrong if accesses are watched, and one reads a local that was never set."""
     wrong = [_failed(name, "all wrong", "got 1") for name in ("race", "chance", "watched", "unset")]
     right = [RungOutcome("p", name, "", PASS) for name in ("race", "chance", "watched", "unset")]
     ordered, watched = debugger.Pass(right), debugger.Pass(wrong)
@@ -267,7 +268,7 @@ def test_a_wrong_result_after_an_early_return_is_a_fault_of_waiting() -> None:
 
 # ---------------------------------------------------------------- the command
 
-# Of a row of the report: the rung that fails, and what is said of it.
+# For a row of the report: the rung that fails, and words of its message.
 ROWS = {
     "orders": r"twice_late_block: .* depends on the order in which threads run: a race",
     "waits": r"twice_deadlock: .*no thread makes progress: all of them wait for another to act",

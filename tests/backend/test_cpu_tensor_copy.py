@@ -1,7 +1,7 @@
 """The copy engine's tensor copies (TMA): on the CPU backend in each order, and on a GPU.
 
-`cpu_kernels/tensor_copy.cu` has the kernels. What a copy should do is written down here once more,
-with index arithmetic over the whole box instead of the backend's pieces.
+`cpu_kernels/tensor_copy.cu` has the kernels. The expected results are computed independently, with
+index arithmetic over the whole box instead of the backend's pieces.
 """
 
 import math
@@ -23,7 +23,7 @@ NAN = {torch.float32: 0x7FF77FF7, torch.half: 0x7FF7, torch.bfloat16: 0x7FF7}  #
 
 @pytest.fixture(autouse=True)
 def has_copy_engine(request: pytest.FixtureRequest) -> None:
-    """Skips what needs a GPU with a copy engine on one without."""
+    """Skip tests that need a GPU with a copy engine on one without."""
     on_gpu = "gpu" in request.node.name and torch.cuda.is_available()
     if on_gpu and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("the copy engine came with sm_90")
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def counts(self) -> list[int]:
-        """How many indices the box takes in each dimension."""
+        """Return the number of indices of the box in each dimension."""
         return [math.ceil(b / s) for b, s in zip(self.box, self.steps, strict=True)]
 
     @property
@@ -60,14 +60,15 @@ class Case:
         return math.prod(self.counts) * self.dtype.itemsize
 
     def tensor(self, seed: int = 5) -> torch.Tensor:
-        """Small integers, exact in every dtype; the rows with their padding."""
+        """Return small integers, exact in every dtype; the rows with their padding."""
         generator = torch.Generator().manual_seed(seed)
         shape = (*self.shape[:-1], self.shape[-1] + self.padding)
         x = torch.randint(0, 100, shape, generator=generator)
         return x.to(self.dtype)
 
     def indices(self) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The box's indices in each dimension, as a grid, and which of them are in the tensor."""
+        """Return the box's indices in each dimension, as a grid, and a mask of those in the
+        tensor."""
         ranges = [
             start + step * torch.arange(count)
             for start, step, count in zip(self.at, self.steps, self.counts, strict=True)
@@ -76,7 +77,7 @@ class Case:
         return grid, self._inside(grid)
 
     def _inside(self, grid: list[torch.Tensor]) -> torch.Tensor:
-        """Which of these indices are in the tensor."""
+        """Return a mask of these indices that are in the tensor."""
         inside = torch.ones_like(grid[0], dtype=torch.bool)
         for index, size in zip(grid, self.shape, strict=True):
             inside &= (index >= 0) & (index < size)
@@ -84,12 +85,12 @@ class Case:
 
     @property
     def tile_bytes(self) -> int:
-        """What the box takes of shared memory: with a swizzle, rows of all that it spans."""
+        """Return the box's bytes of shared memory: with a swizzle, rows over its whole span."""
         row = self.box[-1] * self.dtype.itemsize
         return self.box_bytes // row * (16 << self.swizzle if self.swizzle else row)
 
     def places(self) -> torch.Tensor:
-        """Where in shared memory each byte of the box lies."""
+        """Return the position in shared memory of each byte of the box."""
         row = self.box[-1] * self.dtype.itemsize
         rows = torch.arange(self.box_bytes // row)[:, None] * (
             self.tile_bytes * row // self.box_bytes
@@ -98,7 +99,7 @@ class Case:
         return place ^ ((place >> 7 & (1 << self.swizzle) - 1) << 4)
 
     def load(self, x: torch.Tensor, capacity: int) -> torch.Tensor:
-        """All bytes of shared memory after the copy of the box."""
+        """Return all bytes of shared memory after the copy of the box."""
         grid, inside = self.indices()
         clamped = [i.clamp(0, size - 1) for i, size in zip(grid, self.shape, strict=True)]
         fill = NAN[self.dtype] if self.nan else 0
@@ -109,10 +110,10 @@ class Case:
         return memory
 
     def store(self, y: torch.Tensor, tile: torch.Tensor, add: bool) -> None:
-        """Puts what lies in shared memory (uint8, from `offset` on) into the tensor."""
+        """Copy the contents of shared memory (uint8, from `offset` on) into the tensor."""
         grid, _ = self.indices()
         data = tile[self.places() - self.offset].view(self.dtype).reshape(self.counts)
-        # All of a piece of 16 bytes is written, if its first element is in the tensor.
+        # A piece of 16 bytes is written completely if its first element is in the tensor.
         elements = 16 // self.dtype.itemsize
         starts = [*grid[:-1], grid[-1] // elements * elements]
         written = self._inside(starts)
@@ -161,7 +162,7 @@ def _lists(case: Case) -> tuple[Sequence[int], ...]:
 
 
 def _tile(case: Case) -> torch.Tensor:
-    """Shared memory with numbers for a store of the box, as bytes."""
+    """Return shared memory with numbers for a store of the box, as bytes."""
     elements = (case.tile_bytes + 127) // 128 * 128 // case.dtype.itemsize
     tile = torch.randint(0, 100, (elements,), generator=torch.Generator().manual_seed(6))
     return tile.to(case.dtype).view(torch.uint8)
@@ -336,7 +337,7 @@ MISTAKES = {
 
 @pytest.fixture
 def runtime(operators: object, cpu_runtime: backend.Runtime) -> backend.Runtime:
-    """The CPU backend with default settings, before and after, and the operators loaded."""
+    """Return the CPU backend with default settings, with the operators loaded."""
     return cpu_runtime
 
 

@@ -1,5 +1,5 @@
 """Textures and surfaces on the CPU backend, against the formulas of NVIDIA's CUDA C++ Programming
-Guide ("Texture Fetching"): what a coordinate finds, and how neighbours are mixed."""
+Guide ("Texture Fetching"): the sampled elements, and the interpolation of neighbours."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _numbers(name: str) -> list[float]:
 
 
 def _at(x: float, mode: int, normalized: bool) -> float:
-    """Nearest-point sampling of TEXELS: the coordinate is mapped into the texture by the address
-    mode, multiplied by the size if it is normalised, and rounded down."""
+    """Return TEXELS sampled at the nearest point: the coordinate is mapped into the texture by the
+    address mode, multiplied by the size if it is normalised, and rounded down."""
     size = len(TEXELS)
     if not normalized:
         x /= size
@@ -58,8 +58,8 @@ def _at(x: float, mode: int, normalized: bool) -> float:
 
 
 def _between(x: float, mode: int, normalized: bool) -> float:
-    """Linear filtering: (1 - a) T[i] + a T[i + 1], i = floor(x - 0.5), a = frac(x - 0.5) of the
-    coordinate in elements; an element outside is what sampling at its middle finds."""
+    """Return TEXELS filtered linearly: (1 - a) T[i] + a T[i + 1], i = floor(x - 0.5), a = frac(x -
+    0.5) of the coordinate in elements; outside, the sampled element at its middle is used."""
     size = len(TEXELS)
     scale = size if normalized else 1
     below = math.floor(x * scale - 0.5)
@@ -120,7 +120,7 @@ def test_three_dimensions_and_layers() -> None:
     assert _numbers("layers") == [10, 10, 110, 210, 210], "layers -1 to 3 of three, row 1"
 
 
-# Between two zeros: what is before and behind linear memory.
+# Between two zeros: the values before and after linear memory.
 ELEMENTS = {
     "char": [-128, 127, 5],
     "uchar": [0, 128, 255],
@@ -153,7 +153,7 @@ def test_surfaces_and_their_boundaries() -> None:
     assert _numbers("surface") == expected
 
 
-# Why a kernel ended, and the line in it.
+# The reason for a kernel's end, and its line.
 FAULTS = {
     "outside": (
         "surf2Dwrite outside of the surface: byte 0 of a row of 16, row 3 of 3",
@@ -194,7 +194,7 @@ def test_what_has_no_texture_is_an_error() -> None:
 
 
 def test_the_debugger_finds_nothing_in_them() -> None:
-    """Fetches outside of a texture are what the address mode makes of them."""
+    """The address mode defines fetches outside of a texture."""
     done = _run("--sanitize")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [row.split() for row in done.stdout.splitlines()]

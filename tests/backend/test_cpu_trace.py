@@ -33,7 +33,7 @@ from tests.kernel_files import ORDERS
 
 SOURCE = FOLDER / "trace.cu"
 
-# What is found, and in which memory.
+# The kind of the finding, and its memory.
 PLANTED = {
     "missing_barrier": ("race", "float row[64]"),
     "missing_barrier_in_graph": ("race", "float row[64]"),
@@ -113,7 +113,7 @@ SOUND = (
     "copy_engine_at_cuda_barrier",
 )
 
-# Of marked lines: kind, requests, lanes, sectors, bank conflicts.
+# For marked lines: kind, requests, lanes, sectors, bank conflicts.
 Count = tuple[str, int, int, int, int]
 COUNTED: dict[str, dict[str, Count]] = {
     "copy_stride_1": {
@@ -158,14 +158,14 @@ COUNTED: dict[str, dict[str, Count]] = {
 
 
 def lines_marked(mark: str) -> list[int]:
-    """The numbers of the lines with this mark: "// <mark>" at their end."""
+    """Return the numbers of the lines with this mark: "// <mark>" at their end."""
     lines = SOURCE.read_text(encoding="utf-8").splitlines()
     return [n for n, line in enumerate(lines, 1) if re.search(rf"// {re.escape(mark)}$", line)]
 
 
 @pytest.fixture(scope="session")
 def libraries() -> tuple[Path, Path]:
-    """The runtime library and the kernels, built to be traced."""
+    """Return the runtime library and the kernels, built to be traced."""
     try:
         platform = replace(toolchain.detect("cpu"), variant="trace")
     except toolchain.ToolchainError as error:
@@ -186,7 +186,8 @@ Results = dict[tuple[str, bool, str], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def run(libraries: tuple[Path, Path]) -> Callable[[str, list[tuple[str, bool, str]]], Results]:
-    """run(mode, [(case, fixed, "order,seed")]): what the tracer finds in each."""
+    """Return run(mode, [(case, fixed, "order,seed")]), which returns the tracer's findings in
+    each."""
 
     def run(mode: str, cases: list[tuple[str, bool, str]]) -> Results:
         words = [f"{schedule}:{name},{int(fixed)}" for name, fixed, schedule in cases]
@@ -204,7 +205,8 @@ SCHEDULES = [f"{order},{seed}" for order, seed in ORDERS]
 
 @pytest.fixture(scope="session")
 def races(run: Callable[..., Results]) -> Results:
-    """Every planted fault, its fixed twin and every sound kernel, in all orders."""
+    """Return the results of every planted fault, its fixed twin and every sound kernel, in all
+    orders."""
     cases = [(name, fixed, s) for name in PLANTED for fixed in (False, True) for s in SCHEDULES]
     return run("races", cases + [(name, False, s) for name in SOUND for s in SCHEDULES])
 
@@ -306,7 +308,7 @@ UNWRITTEN = findings.Finding("unwritten", "k", "a.cu:9", "row", ACCESS, ACCESS)
 
 
 def judged(listed: list[findings.Finding], status: str) -> RungOutcome:
-    """What becomes of a rung with this status and these findings."""
+    """Return the outcome of a rung with this status and these findings."""
     found = findings.Trace(listed, [], ["a remark"])
     run: Any = SimpleNamespace(backend=SimpleNamespace(take_trace=lambda: found))
     outcome = RungOutcome("p", "r", "i", status, reason="" if status == PASS else "wrong")
@@ -377,7 +379,7 @@ def test_nothing_found_changes_nothing() -> None:
 
 
 def test_faults_are_named_in_traced_builds_too() -> None:
-    """Above all their lines: the compiler likes to make one of statements that end alike."""
+    """Above all with their lines: compilers like to merge statements with equal ends."""
     tests = "tests/backend/test_cpu_cluster.py"
     command = [sys.executable, "-m", "pytest", "-q", "-k", "mistake", tests]
     environment = {**os.environ, toolchain.VARIANT_VARIABLE: "trace"}

@@ -1,8 +1,8 @@
 """wgmma: every size, swizzle and type, tiles laid out here, against exact references.
 
-`cpu_kernels/wgmma.cu` copies a prepared image to shared memory, so that the layout is this file's
-own, not that of the code under test. Sizes × types × layouts are chosen, each is a kernel to
-compile: bf16 in all 32 sizes, every other type and every pair of layouts in one.
+`cpu_kernels/wgmma.cu` copies a prepared image to shared memory, so that the layout comes from this
+file, not from the code under test. Sizes × types × layouts are a selection, since each is a kernel
+to compile: bf16 in all 32 sizes, every other type and every pair of layouts in one.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,15 @@ SWIZZLES = [0, 1, 2, 3]  # none, 32, 64, 128 bytes
 
 @pytest.fixture
 def runtime(operators: object, cpu_runtime: backend.Runtime) -> backend.Runtime:
-    """The CPU backend with default settings, before and after, and the operators loaded."""
+    """Return the CPU backend with default settings, with the operators loaded."""
     return cpu_runtime
 
 
 @dataclass
 class Tile:
-    """How a matrix of rows of 32 bytes of k lies in shared memory: the bytes of an image, and the
-    descriptor's numbers. Distances are larger than need be, so that mixing them up shows."""
+    """The layout of a matrix with rows of 32 bytes of k in shared memory: the bytes of an image,
+    and the descriptor's numbers. Distances are larger than necessary, so that mixing them up is
+    detected."""
 
     image: torch.Tensor
     swizzle: int
@@ -42,12 +43,13 @@ class Tile:
     stride: int
 
     def numbers(self, start: int) -> list[int]:
-        """What the operator takes."""
+        """Return the operator's arguments."""
         return [start, self.swizzle, self.leading, self.stride]
 
 
 def _lay_out(x: torch.Tensor, swizzle: int, mn_major: bool) -> Tile:
-    """x: (rows, K), of which 32 bytes are one row, or any type of 16 bits for mn_major."""
+    """Return the tile of x: (rows, K), of which 32 bytes are one row; any 16-bit type for
+    mn_major."""
     rows = x.shape[0]
     width = 16 << swizzle
     pieces = x.t().contiguous() if mn_major else x.contiguous()
@@ -84,7 +86,7 @@ def _product(
     accumulate: bool = True,
     exact: bool = True,
 ) -> torch.Tensor:
-    """a: (64, K), b: (n, K), c: (64, n) → (64, n)."""
+    """Return the product of a: (64, K) and b: (n, K), added to c: (64, n), as (64, n)."""
     in_registers = "registers" in name
     words = name.split()
     layouts = words[-2:] if words[-1] in ("K", "MN") and not in_registers else ["K", words[-1]]
@@ -175,7 +177,7 @@ def test_signs(call: Call, name: str, sign: int) -> None:
 
 
 def _truncated(x: torch.Tensor) -> torch.Tensor:
-    """tf32: the lower 13 bits do not count."""
+    """Return x as tf32: the lower 13 bits do not count."""
     return (x.view(torch.int32) & -(1 << 13)).view(torch.float32)
 
 
@@ -200,13 +202,14 @@ def test_real_numbers(call: Call, name: str, n: int) -> None:
 
 
 def _exponents(x: torch.Tensor, least: int) -> torch.Tensor:
-    """Of float64 numbers; of subnormal ones that of the smallest normal, of 0 next to nothing."""
+    """Return the exponents of float64 numbers; of subnormal ones that of the smallest normal, of 0
+    almost none."""
     return torch.where(x == 0, -500, torch.frexp(x).exponent.sub(1).clamp(min=least))
 
 
 def _cut_sums(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a·bᵀ + c as Hopper's wgmma adds up products of fp8: with 13 bits below the largest number,
-    whose exponent is the sum of its factors', and 13 bits of the sum."""
+    """Return a·bᵀ + c as Hopper's wgmma adds up products of fp8: with 13 bits below the largest
+    number, whose exponent is the sum of its factors', and 13 bits of the sum."""
     least = {torch.float8_e4m3fn: -6, torch.float8_e5m2: -14}
     exponents = [_exponents(x.double(), least[x.dtype]) for x in (a, b)]
     pairs = exponents[0][:, None, :] + exponents[1][None, :, :]

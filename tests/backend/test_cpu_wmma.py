@@ -15,7 +15,7 @@ from tests.kernel_files import Call
 KERNELS = "wmma"
 SHAPES = {16: (16, 16, 16), 32: (32, 8, 16), 8: (8, 32, 16)}
 HALF, BF16, INT, FLOAT = torch.half, torch.bfloat16, torch.int32, torch.float32
-# Type of a and b, of c, of d, and the shapes.
+# Types of a and b, of c, of d, and the shapes.
 CASES = [
     *[(HALF, HALF, HALF, m) for m in SHAPES],
     *[(HALF, FLOAT, FLOAT, m) for m in SHAPES],
@@ -65,7 +65,7 @@ def test_products(call: Call, case: tuple) -> None:
         m, n, k = 8, 8, 4
     for layout in range(4):
         if dtype.itemsize == 1 and ((m == 8 and layout & 2) or (n == 8 and not layout & 1)):
-            continue  # rows of 8 bytes: the hardware wants multiples of 16
+            continue  # rows of 8 bytes: the hardware requires multiples of 16
         for by_row in (True, False):
             a, b, c = _numbers((m, k), dtype), _numbers((k, n), dtype), _numbers((m, n), c_type)
             got = _product(call, a, b, c, d_type, layout, by_row)
@@ -74,7 +74,7 @@ def test_products(call: Call, case: tuple) -> None:
 
 
 def _as_tf32(x: torch.Tensor) -> torch.Tensor:
-    """What the hardware takes: of a float, it drops the last 13 bits."""
+    """Return a float as the hardware takes it: without the last 13 bits."""
     return (x.view(INT) & ~0x1FFF).view(FLOAT) if x.dtype == FLOAT else x
 
 

@@ -27,7 +27,7 @@ def of(findings: Iterator[Finding], subject: str) -> Finding:
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """What the toolchain remembers is forgotten, before and after."""
+    """Clear the toolchain's caches, before and after."""
     remembering = (toolchain.find_compiler, toolchain.find_toolkit, toolchain.find_gpus)
     for each in remembering:
         each.cache_clear()
@@ -67,7 +67,7 @@ def test_a_missing_assembler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def wrapper(path: Path, script: str) -> Path:
-    """A compiler that is this script."""
+    """Return a compiler that is this script."""
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
@@ -75,13 +75,13 @@ def wrapper(path: Path, script: str) -> Path:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A compiler that knows no C++20."""
+    """Return a compiler that does not support C++20."""
     return wrapper(tmp_path / "old-c++", "echo 'unrecognized option -std=c++20' >&2; exit 1")
 
 
 @pytest.fixture
 def static(tmp_path: Path) -> Path:
-    """A compiler that links its C++ runtime into every library."""
+    """Return a compiler that links its C++ runtime into every library."""
     usual = shutil.which("g++")
     if usual is None:
         pytest.skip("no g++")
@@ -114,7 +114,7 @@ def test_no_fit_compiler_ends_the_run_at_once(
 
 
 def test_a_run_with_an_unfit_compiler_says_which_it_takes(static: Path) -> None:
-    """What ended every day by SIGSEGV where CXX named such a compiler."""
+    """Such a CXX used to end every day by SIGSEGV."""
     run = CommandLine(FIXTURE_DAYS)
     run.environment["CXX"] = str(static)
     done = run("1", "--no-bench")
@@ -157,7 +157,7 @@ def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_whole_program_survives_without_torch(tmp_path: Path) -> None:
-    """torch hidden from the program itself: the doctor still speaks, a run says what to do."""
+    """torch is hidden from the program itself: the doctor still works, a run reports the fix."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
     run = CommandLine(FIXTURE_DAYS)
@@ -176,7 +176,7 @@ def test_the_whole_program_survives_without_torch(tmp_path: Path) -> None:
 
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(Path.home())}
-# The installed torch must not win over the broken one.
+# The broken torch must shadow the installed one.
 SHADOW = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.insert(1, '.'); "
     "import run_day; sys.exit(run_day.main(sys.argv[1:]))"

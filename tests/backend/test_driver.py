@@ -1,4 +1,4 @@
-"""`python days/dayNN/day.py`, on fixture days: what it prints, and its exit code."""
+"""`python days/dayNN/day.py`, on fixture days: its output and its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes beyond a day's main line: the folder `further`, run by --further and by `all`."""
+"""The part beyond a day's main line: the folder `further`, run by --further and by `all`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(operators, device):
 
 
 def ran(run: CommandLine, report: Path, *arguments: str) -> dict[str, Any]:
-    """Day 1 of the report of a run."""
+    """Return day 1 of the report of a run."""
     done = run(*arguments, "--no-bench", "--json", str(report))
     assert done.returncode == 0, done.stdout
     return json.loads(report.read_text())["days"][0]

@@ -1,4 +1,4 @@
-"""Every file of test kernels compiles with nvcc, too: what the CPU backend runs is CUDA C++."""
+"""Every file of test kernels compiles with nvcc, too: the CPU backend runs valid CUDA C++."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_compiles_for_gpus(name: str, compilations: Compilations) -> None:
 
 
 def begin(compilations: Compilations, name: str) -> None:
-    """Begins the compilation that the test waits for."""
+    """Start the compilation that the test waits for."""
     if toolchain.find_toolkit() is not None:
         compilations.nvcc(f"test-{name}", source(name))
 

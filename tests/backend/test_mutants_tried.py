@@ -1,4 +1,5 @@
-"""`--mutants`: what a day's own checks reject, what they let pass, and what a run keeps."""
+"""`--mutants`: the mutants that a day's checks reject or accept, and the results that a run
+keeps."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ READS_BEYOND = "limit_kernel: bounds check dropped: `i < n ? x[i]` -> `true ? x[
 
 
 def tried(run: CommandLine, report: Path, *options: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, the day's report, and what was printed."""
+    """Return the exit code, the day's report, and the output."""
     done = run("1", "--mutants", "-j", "2", "--json", str(report), *options)
     assert report.is_file(), done.stdout
     return done.returncode, json.loads(report.read_text())["mutants"][0], done.stdout
@@ -44,7 +45,7 @@ def tried(run: CommandLine, report: Path, *options: str) -> tuple[int, dict[str,
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], str]:
-    """A run over all standard mutants of the day."""
+    """Return the results of a run over all standard mutants of the day."""
     return tried(CommandLine(DAYS), tmp_path_factory.mktemp("mutants") / "report.json", "--fresh")
 
 
@@ -58,7 +59,7 @@ def test_a_missing_case_lets_a_mutant_survive(whole: tuple[int, dict[str, Any], 
     assert not day["error"]
     assert found[MISSED]["status"] == "survived"
     assert MISSED in output
-    assert code == 1  # what is listed as equivalent does not hold
+    assert code == 1  # a mutant listed as equivalent is not
 
 
 def test_what_is_killed_says_by_what(whole: tuple[int, dict[str, Any], str]) -> None:
@@ -101,7 +102,7 @@ def test_the_list_of_equivalent_mutants_must_hold(whole: tuple[int, dict[str, An
 
 
 def test_a_choice_that_survives_is_equivalent(whole: tuple[int, dict[str, Any], str]) -> None:
-    """What breaks the kernel is killed in a heuristic too."""
+    """A mutant that breaks the kernel is killed in a heuristic too."""
     _, day, _ = whole
     found = {
         v["identity"].removeprefix("threads_for: "): v
@@ -158,7 +159,7 @@ def test_interrupted_it_tells_what_is_known(
 def of_the_header(
     folder: Path, choice: Choice, tell: Callable[[DayReport], None] = lambda report: None
 ) -> DayReport:
-    """What becomes of the day that has a header, and of two kinds of this header's mutants."""
+    """Return the report of the day that has a header, and of two kinds of this header's mutants."""
     campaign = Campaign(detect("cpu"), 1, choice, tell)
     try:
         day = _DayCampaign(campaign, read_day(DAYS / "day02"), folder)
@@ -200,7 +201,7 @@ def test_what_is_known_of_a_header_is_kept(header: DayReport, tmp_path: Path) ->
 def test_what_is_known_is_reported_before_others_are_tried(
     header: DayReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a run that is ended would not tell of it."""
+    """Otherwise an interrupted run would not report it."""
     forgotten = header.verdicts[0]
     known = Ledger.verdict
     reported: list[list[str]] = []

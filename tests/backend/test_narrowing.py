@@ -1,4 +1,4 @@
-"""64-bit sizes and indices that are kept in 32 bits are found, and none in what is right."""
+"""64-bit sizes and indices that are stored in 32 bits are found, and none in right code."""
 
 from __future__ import annotations
 

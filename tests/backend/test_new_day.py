@@ -17,7 +17,7 @@ from tests.command_line import CommandLine
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of days with a new one."""
+    """Return a folder of days with a new one."""
     folder = tmp_path_factory.mktemp("new") / "days"
     made = CommandLine(folder)("--new", "101", "Sparse attention")
     assert made.returncode == 0, made.stdout

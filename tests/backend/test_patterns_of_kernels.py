@@ -1,5 +1,5 @@
-"""Kernels that are wrong in a pattern (cpu_kernels/patterns.cu): the failing check says which, in
-at most eight lines, and a right kernel says nothing."""
+"""Kernels that are wrong in a pattern (cpu_kernels/patterns.cu): the failing check names it, in at
+most eight lines, and a right kernel gets no message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SUMS = replace(
     ADD_ONE, reference=lambda x: x.sum(1), cases=grid([(9, 24), (7, 200)], ["float32", "float16"])
 )
 
-# What the failure's text must match, and what it must not.
+# Texts that the failure must match, and must not match.
 PATTERNS: dict[str, tuple[Problem, str, str]] = {
     "never_stores": (ADD_ONE, "nothing was written: every element still holds", "read and passed"),
     "one_block": (
@@ -168,7 +168,7 @@ def test_the_pattern_is_recognised(check: Any, name: str) -> None:
     assert said.count("\n") < 4, said
 
 
-# What a launch that is refused says, before it says where it stands.
+# The beginning of a refused launch's message, before its place.
 REFUSED = {
     "no_blocks": "invalid configuration argument: a grid of 0 blocks: at least 1 is needed",
     "negative_blocks": "a grid of 4294967291 blocks: at most 2147483647 are allowed; as a signed "

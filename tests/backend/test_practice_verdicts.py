@@ -1,4 +1,5 @@
-"""What is right by luck is not solved: practice mode looks for races and bad addresses too."""
+"""A result that is right by luck is not solved: practice mode also looks for races and bad
+addresses."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(days: Path, before: str, after: str) -> tuple[int, str]:
-    """The exit code and the words of a check of the day's source with a change."""
+    """Return the exit code and the output of a check of the day's source with a change."""
     file = days.parent / "practice" / "day01" / "write.cu"
     file.parent.mkdir(parents=True, exist_ok=True)
     assert SOURCE.count(before) == 1
@@ -95,7 +96,7 @@ def test_what_is_right_is_solved_and_a_small_index_is_noted(days: Path) -> None:
 
 
 def test_what_is_wrong_in_each_order_is_called_a_race(days: Path) -> None:
-    """By the first verdict already, which tries one order alone where the result is right."""
+    """Already by the first verdict, which tries a single order if the result is right."""
     code, said = checked(days, RIGHT, "if (i < n) total[0] = 2 * total[0] + x[i];")
     assert code == 1 and "right so far" not in said
     assert "depends on the order in which threads run: a race" in said, said

@@ -37,7 +37,7 @@ def test_write_from_another_machine(run_copy: CommandLine) -> None:
 
 
 def test_scores_of_mutants_from_another_machine(run_copy: CommandLine) -> None:
-    """What --mutants --json wrote is known by its content, and stored with its own date."""
+    """A report of --mutants --json is recognised by its content, and stored with its own date."""
     root = run_copy.days.parent
     kinds = {"identity": "a: b: `c` -> `d`", "kind": "b", "source": "a.cu", "line": 3}
     verdicts = [

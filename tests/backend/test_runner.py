@@ -1,4 +1,4 @@
-"""The runner on days that pass, fail, crash, hang: each costs one day, and nothing stays behind."""
+"""The runner on days that pass, fail, crash, hang: each costs one day, and no process stays."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tests.command_line import FIXTURE_DAYS, CommandLine
 from tests.progress import finish, wait_for
 
 TIME_LIMIT = "20"  # of a day that hangs; the others need one or two on a busy machine
-SLEEPER = "sleep 1234.5"  # what day 5 starts
+SLEEPER = "sleep 1234.5"  # started by day 5
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One run over all fixture days: exit code, output, outcomes by day, processes left."""
+    """Return the result of one run over all fixture days: exit code, output, outcomes by day,
+    processes left."""
     run = CommandLine(FIXTURE_DAYS)
     report = tmp_path_factory.mktemp("whole") / "report.json"
     done = run("all", "--no-bench", "--time-limit", TIME_LIMIT, "--json", str(report))
@@ -164,7 +165,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("who", ["kept", "keeper"])
 def test_a_killed_run_leaves_nothing(run_day: CommandLine, who: str) -> None:
-    """Not even what a day has started in a session of its own."""
+    """Not even processes that a day has started in another session."""
     process = run_day.start("5", "--no-bench")
     wait_for(lambda: sum(SLEEPER in line for line in run_day.alive()) == 2, process)
     os.kill(process.pid if who == "keeper" else children(process.pid)[0], signal.SIGKILL)

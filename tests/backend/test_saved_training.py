@@ -1,4 +1,5 @@
-"""A training as a program: it is interrupted and goes on, keeps its best model, and refuses."""
+"""A training program: it can be interrupted and continued, keeps its best model, and refuses bad
+input."""
 
 import importlib
 import os
@@ -25,7 +26,7 @@ TINY = [
 
 
 def run(*words: object) -> object:
-    """Return the exit code of the program, or its last words."""
+    """Return the exit code of the program, or its last message."""
     with pytest.raises(SystemExit) as ended:
         train.main([str(word) for word in words])
     return ended.value.code

@@ -1,4 +1,4 @@
-"""A program of a day's own that runs as several processes, whose kernels wait for each other."""
+"""A program of a day that runs as several processes, whose kernels wait for each other."""
 
 import sys
 from collections.abc import Callable

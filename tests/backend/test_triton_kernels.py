@@ -1,5 +1,5 @@
-"""Which kernels the days' rungs in Triton need: all are compiled while the day is built, and bad
-input needs no others. No GPU is needed for any of that."""
+"""The kernels of the days' rungs in Triton: all are compiled while the day is built, and bad input
+needs no others. This needs no GPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ Rungs = list[tuple[Problem, Rung, Callable[..., Any]]]
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What launchers ask of the card, and kernels that are compiled instead of interpreted."""
+    """Simulate the properties of the card that launchers query, and compile kernels instead of
+    interpreting them."""
     card = SimpleNamespace(major=9, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: card)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")

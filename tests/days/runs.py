@@ -1,7 +1,8 @@
-"""Runs of run_day.py over all days that tests ask for: the command that a user types.
+"""Run run_day.py over all days that tests use, with the command that a user types.
 
-They begin when the compilations that other tests wait for are done, one after the other, and go on
-beside the tests, which keep one core busy. Once a test waits for a run, a second one goes on too.
+The runs start when the compilations that other tests wait for are done, one after the other, and
+continue in parallel with the tests, which keep one core busy. Once a test waits for a run, a second
+one continues too.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from tests.progress import finish
 
 Outcomes = dict[int, dict[str, Any]]  # by the day's number
 
-PER_DAY = 3600  # seconds: other tests run beside it
+PER_DAY = 3600  # seconds: other tests run in parallel
 
 
 class DayRuns:
-    """A queue of runs, each begun once."""
+    """A queue of runs, each started once."""
 
     def __init__(self, ready: Callable[[], object]):
-        """ready: returns when the queue may begin."""
+        """Create the queue. ready: returns when the queue may start."""
         self._ready = ready
         self._queue = ThreadPoolExecutor(2)
         self._places = threading.Semaphore(1)  # for runs that go on at the same time
@@ -44,25 +45,26 @@ class DayRuns:
         self._closed = False
 
     def begin(self, name: str, days: Sequence[Day], *options: str) -> None:
-        """Begins a run of these days on the CPU backend; `name` is unique to it."""
+        """Start a run of these days on the CPU backend; `name` is unique to it."""
         self._begun[name] = self._queue.submit(self._run, days, options)
 
     def begin_stubs(self, name: str, days: Sequence[Day]) -> None:
-        """Begin runs of quick checks of days of which a step is still the stub: the first step of
+        """Start runs of quick checks of days of which a step is still the stub: the first step of
         all days as `name` 0, the second as `name` 1, and so on."""
         for number in range(max((len(day.steps) for day in days), default=0)):
             those = [day for day in days if number < len(day.steps)]
             self._begun[f"{name} {number}"] = self._queue.submit(self._run_stubs, those, number)
 
     def outcomes(self, name: str) -> Outcomes:
-        """Waits for the run. Raises AssertionError where its report or exit code is wrong."""
+        """Return the outcomes, after waiting for the run. Raise AssertionError if its report or
+        exit code is wrong."""
         if not self._waited_for:
             self._waited_for = True
             self._places.release()  # the core that the tests kept busy is free
         return self._begun[name].result()
 
     def close(self) -> None:
-        """Ends what runs, and gives up what has not begun."""
+        """End running runs, and give up those that have not started."""
         with self._lock:
             self._closed = True
             for running in list(self._running):
@@ -113,7 +115,7 @@ def _write_stubs(days: Sequence[Day], number: int, copies: Path) -> list[str]:
         text = challenge.start
         alone = len(day.library_sources) == 1 and not day.other_sources  # files call each other
         if challenge.rungs and alone:
-            text = trimmed(text, challenge.rungs)  # what the rungs do not need is not compiled
+            text = trimmed(text, challenge.rungs)  # only code that the rungs need is compiled
         for source in {*day.library_sources} - {*linked_for(day, challenge.rungs).library_sources}:
             (copy / source.name).write_text("// no rung of the step needs it\n", encoding="utf-8")
         (copy / challenge.original.name).write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
 """Every day, by discovery: right on the CPU backend, compiled for GPUs, its README true.
 
-Nothing here names a day. A folder that is no proper day is a failure, and so is finding none.
+This module names no day. An invalid day's folder is a failure, and so is finding none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADINGS = [
     "Try it yourself",
     "Read on",
 ]
-MOST_LINES = 172  # of a README beside its generated parts; a day of one topic needs 152 at most
+MOST_LINES = 172  # of a README without its generated parts; a day of one topic needs 152 at most
 
 QUOTE = re.compile(r"^```(?:cuda|cpp)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -49,11 +49,11 @@ def test_days_are_found_and_proper() -> None:
     assert not ERRORS, "\n".join(str(error) for error in ERRORS)
 
 
-MODELS = ["7.5", "8.6"]  # 9.0 is what an ordinary run plays
+MODELS = ["7.5", "8.6"]  # an ordinary run simulates 9.0
 
 
 def _lines(outcome: dict[str, Any]) -> str:
-    """What a day's run said, for a test that fails."""
+    """Return the output of a day's run, for a test that fails."""
     lines = [f"{outcome['status']} {outcome['reason']}", *outcome["details"]]
     for rung in outcome["rungs"]:
         lines += [f"{rung['rung']}: {rung['status']} {rung['reason']}", *rung["details"]]
@@ -68,7 +68,7 @@ def test_right_on_the_cpu(day: Day, day_runs: DayRuns) -> None:
     assert outcome["rungs"], "no rung ran"
     assert any(rung["status"] == "PASS" for rung in outcome["rungs"]), _lines(outcome)
     for rung in outcome["rungs"]:
-        if rung["status"] == "SKIP":  # it needs what only a GPU has, or an optional tool
+        if rung["status"] == "SKIP":  # it needs a feature of GPUs, or an optional tool
             assert rung["reason"], f"{rung['rung']} was skipped and does not say why"
             continue
         assert rung["status"] == "PASS", _lines(outcome)
@@ -106,7 +106,7 @@ test_the_stub_compiles_and_is_wrong.begin_run = begin_stubs  # type: ignore[attr
 @every_day
 @pytest.mark.parametrize("model", MODELS)
 def test_right_on_other_cards(day: Day, model: str, day_runs: DayRuns) -> None:
-    """Right, or refused by a launcher that says what the card lacks; nothing else is left out."""
+    """Right, or refused by a launcher that names what the card lacks; nothing else is left out."""
     outcome = day_runs.outcomes(f"model-{model}")[day.number]
     assert outcome["status"] in ("PASS", "SKIP"), _lines(outcome)
     assert outcome["rungs"], _lines(outcome)
@@ -134,7 +134,7 @@ def test_compiles_for_gpus(day: Day, compilations: Compilations) -> None:
 
 
 def begin(compilations: Compilations, day: Day) -> None:
-    """Begins the compilations that the test waits for."""
+    """Start the compilations that the test waits for."""
     for source in day.nvcc_sources:
         compilations.nvcc(day.name, source)
 
@@ -149,7 +149,7 @@ def readme(day: Day) -> str:
 @pytest.mark.some_days("narrowing")
 @every_day
 def test_sizes_and_indices_keep_their_64_bits(day: Day, compilations: Compilations) -> None:
-    """What no input that fits a check can show: the row "indices" of `--sanitize`."""
+    """No input that fits a check can show them: the row "indices" of `--sanitize`."""
     try:
         places = compilations.begin(narrowed_on_cpu, day).result()
     except toolchain.ToolchainError as error:
@@ -172,7 +172,7 @@ def test_readme_has_the_headings_in_order(day: Day) -> None:
 
 @every_day
 def test_readme_quotes_are_verbatim(day: Day) -> None:
-    """Every block of code stands in the day's sources as it is, but for indentation."""
+    """Every block of code is in the day's sources unchanged, except for indentation."""
     own = [path for path in day.folder.iterdir() if path.suffix in (".cuh", ".py")]
     sources = [day.source, *day.extra_sources, *day.programs, *own]
     texts = [_stripped(path.read_text(encoding="utf-8")) for path in sources]
@@ -194,7 +194,7 @@ def _stripped(text: str) -> str:
 
 @every_day
 def test_readme_takes_an_evening(day: Day) -> None:
-    """Beside what the runner writes into it."""
+    """Without the parts that the runner generates."""
     own = GENERATED.sub("", readme(day))
     assert len(own.splitlines()) <= MOST_LINES, "choose what the reader needs tonight"
 

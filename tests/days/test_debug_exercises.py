@@ -53,8 +53,8 @@ def test_there_are_enough_changes_to_plant(day: Day) -> None:
 @pytest.mark.some_days("debug")
 @pytest.mark.parametrize("day", TRIED, ids=[day.name for day in TRIED])
 def test_what_is_planted_is_rejected(day: Day, tmp_path: Path) -> None:
-    """By the command that a learner types, three times with --next; and the exercise is solved by
-    what stood there before."""
+    """By the command that a learner types, three times with --next; and the original text solves
+    the exercise."""
     folder = tmp_path / "days" / day.name
     shutil.copytree(day.folder, folder, ignore=shutil.ignore_patterns("*.svg", "*.md", "further"))
     command = [sys.executable, "run_day.py", str(day.number), "--practice", "debug"]
@@ -83,7 +83,7 @@ def test_what_is_planted_is_rejected(day: Day, tmp_path: Path) -> None:
 @pytest.mark.some_days("write")
 @pytest.mark.parametrize(("day", "step"), STEPS)
 def test_what_the_day_has_solves_a_step(day: Day, step: Step, tmp_path: Path) -> None:
-    """With all that the checks need, gradients among it."""
+    """With all code that the checks need, gradients included."""
     (tmp_path / "days").mkdir()
     (tmp_path / "days" / day.name).symlink_to(day.folder)  # a copy would include this one's headers
     challenge = write_challenge(day, tmp_path / "days", step)

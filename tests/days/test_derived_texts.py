@@ -1,4 +1,4 @@
-"""What is derived of every day's text alone, without a compiler: its exercises and its mutants."""
+"""Texts derived from every day's text, without a compiler: its exercises and its mutants."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_step_can_be_found_and_done(day: Day, step: Step) -> None:
 
 @every_step
 def test_no_readme_prints_what_is_to_be_written(day: Day, step: Step) -> None:
-    """Of the lines of a step that are code, its README's listings have a fourth at most."""
+    """A README's listings contain at most a fourth of a step's lines of code."""
     readme = (day.folder / "README.md").read_text(encoding="utf-8")
     listings = re.findall(r"^```(?:cuda|python|cpp)\n(.*?)^```", readme, re.M | re.S)
     printed = {bare(line) for listing in listings for line in listing.splitlines()}
@@ -74,7 +74,7 @@ def test_no_readme_prints_what_is_to_be_written(day: Day, step: Step) -> None:
 
 
 def lines_of(day: Day, step: Step) -> list[str]:
-    """The lines that the learner writes, without those that are blank or a comment."""
+    """Return the lines that the learner writes, without blank lines and comments."""
     lines = solution(write_challenge(day, DAYS, step).solved, step).splitlines()
     return [line for line in lines if line.strip() and not line.strip().startswith(("//", "#"))]
 
@@ -139,7 +139,7 @@ def test_the_file_begins_with_the_first_rung_alone(day: Day, tmp_path: Path) -> 
 # ---------------------------------------------------------------- debug
 
 
-# What a compiler accepts and no programmer writes.
+# Code that a compiler accepts and no programmer writes.
 GIVE_AWAY = re.compile(
     r"""\b(if|while)\ \((true|false)\) | \btrue\ \? | ^\s*; | \s[;,)\]] | [(\[]\s+\S
       | \[&\]\ \{\ auto\* | (?<![\w>\])])\(\w+\)\ [-+/] | [-+]\ \d+\ [-+]\ \d
@@ -186,14 +186,14 @@ def mutants_of(number: int) -> list[derive.Mutant]:
 
 
 def same_start(a: str, b: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Return the number of characters that two texts share at the beginning."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 @every_day
 def test_mutants_of_the_days(day: Day) -> None:
-    """Each differs from its source in one place, keeps every line, and has a name of its own."""
+    """Each differs from its source in one place, keeps every line, and has a unique name."""
     found = mutants_of(day.number)
     assert len(found) >= 10
     identities = [mutant.identity for mutant in found]

@@ -30,8 +30,8 @@ with_clangd = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the database of commands, and with what stands in .clangd as settings of the
-    user: the checkout may have none."""
+    """Return a folder with the database of commands, and with the content of .clangd as user
+    settings: the checkout may have none."""
     folder = tmp_path_factory.mktemp("commands")
     name = "compile_commands.json"
     (folder / name).write_text(editor_files(ROOT)[ROOT / name])
@@ -51,7 +51,7 @@ def test_clangd_finds_no_error(day: Day, commands: Path) -> None:
 
 @with_clangd
 def test_clangd_reads_the_learner_s_file(commands: Path, tmp_path: Path) -> None:
-    """Which has no command of its own: what is missing is no error, and what is wrong is one."""
+    """It has no compile command: missing code is not an error, and wrong code is one."""
     assert CLANGD
     day = FOUND[1]
     challenge = write_challenge(day, DAYS, day.steps[0])

@@ -31,7 +31,7 @@ def test_a_main_line_keeps_its_budget(day: Day) -> None:
 
 @each_converted
 def test_a_main_line_is_three_files(day: Day) -> None:
-    """README.md, sources and day.py; its pictures, and what stands behind."""
+    """README.md, sources and day.py; plus pictures and the further parts."""
     others = {
         path.name
         for path in day.folder.iterdir()

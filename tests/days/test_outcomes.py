@@ -1,4 +1,4 @@
-"""What "Try it yourself" of a README says will happen, happens."""
+"""The outcomes announced in "Try it yourself" of a README happen."""
 
 from __future__ import annotations
 

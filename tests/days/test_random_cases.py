@@ -22,7 +22,7 @@ CASES = int(os.environ.get("HUNDRED_DAYS_CASES", "8"))
 
 @pytest.fixture(scope="session")
 def explored(request: pytest.FixtureRequest) -> tuple[str, dict[int, list[dict[str, Any]]], str]:
-    """The command, what it found by day, and its complaints, of the days that tests ask for."""
+    """Return the command, its findings by day, and its error output, of the days that tests use."""
     items = [
         item
         for item in request.session.items

@@ -18,7 +18,7 @@ from tests import progress, taken
 DAYS, _ = discover()
 PER_DAY = 2
 SCORES = read_scores()
-# A day without a stored score has nothing that its sample could be held against.
+# A day without a stored score has nothing to compare its sample with.
 TRIED = [day for day in DAYS if day.number in SCORES]
 
 
@@ -26,8 +26,8 @@ TRIED = [day for day in DAYS if day.number in SCORES]
 def tried(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, dict[str, Any]]:
-    """By day: what became of its sample, from one run of the command over the days that tests ask
-    for."""
+    """Return the outcome of each day's sample, from one run of the command over the days that tests
+    use."""
     items = [
         item
         for item in request.session.items

@@ -1,5 +1,5 @@
-"""What every day times, by discovery: the inputs have many different numbers, and pytorch= computes
-what the rungs do. Nothing is built: the reference takes the place of the rungs."""
+"""The timed calls of every day, by discovery: the inputs have many different numbers, and pytorch=
+computes the same as the rungs. Nothing is built: the reference replaces the rungs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from common.check.draw import Draw
 from common.check.expected import map_tensors, tensors_of
 
 DAYS, _ = discover()
-MANY = 1000  # elements from which a tensor's numbers are looked at
+MANY = 1000  # least elements of a tensor whose numbers are checked
 LOOKED_AT = 1 << 16  # elements at most
 every_day = pytest.mark.parametrize("day", DAYS, ids=[day.name for day in DAYS])
 
 
 class NotedDraw(Draw):
-    """Keeps what was drawn without a range."""
+    """Keep the tensors drawn without a range."""
 
     def __init__(self, problem: Problem):
         super().__init__(problem.timing_case("cpu"), Backend("cpu"), fast=True)

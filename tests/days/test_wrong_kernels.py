@@ -1,7 +1,7 @@
 """The days' checks reject kernels that are wrong in a way that any kernel can be wrong.
 
-Nothing is built: Python functions take the place of the rung's operator. They are made of the
-problem's own reference, which as a rung must pass; so what is rejected is the fault alone.
+Nothing is built: Python functions replace the rung's operator. They are made of the problem's own
+reference, which as a rung must pass; so only the fault is rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Call = Callable[..., Any]
 
 
 def _rounded(problem: Problem) -> Call:
-    """The reference as a rung: without its allocations being seen, and never a view of an input."""
+    """Return the reference as a rung: without visible allocations, and never a view of an input."""
 
     def call(*args: Any) -> Any:
         with _disable_current_modes():
@@ -52,7 +52,8 @@ def _not_a_number(tensor: Tensor) -> Tensor:
 
 
 def _stale(right: Call) -> Call:
-    """What the call before left in memory, cut off or followed by zeros; the first is right."""
+    """Return a call that gives the last call's memory, cut off or followed by zeros; the first is
+    right."""
     last: list[list[Tensor]] = []
 
     def call(*args: Any) -> Any:
@@ -96,7 +97,7 @@ def _by_pointer(right: Call) -> Call:
 
 
 def _input_back(right: Call) -> Call:
-    """An input, in the place of an output of its shape and dtype; else, zeros."""
+    """Return a call that gives an input as an output of its shape and dtype; else, zeros."""
 
     def call(*args: Any) -> Any:
         inputs = [arg for arg in args if isinstance(arg, Tensor)]
@@ -113,7 +114,7 @@ def _input_back(right: Call) -> Call:
 
 
 def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among the arguments, those in lists too."""
+    """Yield the tensors among the arguments, including those in lists."""
     for arg in args:
         if isinstance(arg, Tensor):
             yield arg
@@ -145,7 +146,8 @@ WRONG = {
 
 
 def _only_timing_shape(problem: Problem) -> Call:
-    """Right for the shapes that are timed; of another size, the last element is left out."""
+    """Return a call that is right for the timed shapes; for other sizes, the last element is left
+    out."""
     right = _rounded(problem)
     shapes = {case.shape for case in (problem.bench, problem.bench_cpu)}
 
@@ -167,7 +169,7 @@ def _only_timing_shape(problem: Problem) -> Call:
 
 
 def _writes(problem: Problem) -> bool:
-    """Whether its rungs write arguments, as the reference then does."""
+    """Return True if its rungs write arguments, as the reference then does."""
     case = quick_cases(problem.cases)[0]
     args = problem.inputs(case, Draw(case, Backend("cpu"), 1))
     copies = map_tensors(torch.clone, args)
@@ -180,7 +182,7 @@ def _writes(problem: Problem) -> bool:
 
 
 def _depends_on_numbers(problem: Problem) -> bool:
-    """Whether two draws of a case give different results: else a kept one is a right one."""
+    """Return True if two draws of a case give different results: else a kept one is a right one."""
     for case in quick_cases(problem.cases):
         first, second = (
             tensors_of(problem.reference(*problem.inputs(case, Draw(case, Backend("cpu"), seed))))
@@ -199,10 +201,10 @@ def _problems(day: Day) -> list[Problem]:
 
 
 def _check(problem: Problem, call: Call) -> Any:
-    """The check of a call in the rung's place, by name of the reference's arguments."""
+    """Return the check of a call as the rung, with the reference's argument names."""
     try:
         signature = inspect.signature(problem.reference)
-    except ValueError:  # a function of PyTorch's own: it tells no names
+    except ValueError:  # a function of PyTorch's has no argument names
         inputs = problem.inputs(problem.cases[0], Draw(problem.cases[0], Backend("cpu"), seed=1))
         names = "abcdefgh"[: len(inputs)]
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -1,4 +1,4 @@
-"""What the fixture days share: one small problem, to which each day brings its own rungs."""
+"""The common part of the fixture days: one small problem, to which each day adds its rungs."""
 
 import torch
 
@@ -18,7 +18,7 @@ def cost(case):
 
 
 def problem(*rungs):
-    """Doubling 1 to 1025 numbers, by `rungs`."""
+    """Return the problem of doubling 1 to 1025 numbers, by `rungs`."""
     return Problem(
         name="twice",
         inputs=inputs,
@@ -33,11 +33,11 @@ def problem(*rungs):
 
 
 def rung(name, call, **more):
-    """A rung that is a Python function."""
+    """Return a rung that is a Python function."""
     return Rung(name, "a rung of a fixture", load=lambda build: call, **more)
 
 
 def twice(x):
-    if x.device.type == "meta":  # where PyTorch would import a second's worth of its compiler
+    if x.device.type == "meta":  # otherwise PyTorch would import its compiler, for a second
         raise ValueError("x has no data")
     return torch.add(x, x)

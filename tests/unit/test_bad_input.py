@@ -1,4 +1,4 @@
-"""Bad input: rungs that take it well pass, those that take it badly in one way each do not."""
+"""Bad input: rungs that handle it well pass, those that handle it badly in one way each do not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def add(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
-    """As a day's launcher does it: checks, each naming the argument."""
+    """Return x + factor * y like a day's launcher: with checks, each naming the argument."""
     for name, t in (("x", x), ("y", y)):
         require(t.device.type == "cpu", f"{name}: expected a CPU tensor, got {t.device}")
         require(t.dtype in FLOATS, f"{name}: expected float32 or float16, got {t.dtype}")
@@ -60,7 +60,7 @@ def rejected(call: Callable[..., object], *words: str, problem: Problem = ADD) -
 
 
 def but(change: Callable[[torch.Tensor, torch.Tensor, float], object]) -> Callable[..., object]:
-    """`add`, except where `change` answers something (a result, or an exception)."""
+    """Return `add`, changed where `change` returns something (a result, or an exception)."""
 
     def call(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
         answer = change(x, y, factor)
@@ -114,7 +114,7 @@ def test_tensors_of_a_list_are_changed() -> None:
     ):
         assert any(words in bad for bad in tried), words
 
-    # Of a list that is written, no tensor has elements that share their memory.
+    # In a list that is written, no tensor has elements that share their memory.
     summed.writes = ("tensors",)  # type: ignore[attr-defined]
     tried = [str(bad) for bad in bad_inputs(args, signature_of(summed), FakeBackend())]
     assert any("not contiguous" in bad for bad in tried)
@@ -255,7 +255,7 @@ def test_fault_in_a_kernel_is_no_refusal() -> None:
 
 
 def test_too_many_blocks_in_a_launch_are_no_refusal() -> None:
-    """Even if the runtime's words happen to name an argument."""
+    """Even if the runtime's message happens to name an argument."""
 
     def fault(x: torch.Tensor, y: torch.Tensor, factor: float) -> object:
         require(x.numel() == y.numel(), "x and y: too many blocks in cooperative launch")

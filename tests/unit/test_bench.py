@@ -1,4 +1,4 @@
-"""Timing: contenders take turns, rates are held against ceilings, wrong results get no time."""
+"""Timing: contenders take turns, rates are compared with ceilings, wrong results get no time."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_rung_for_which_the_card_lacks_something_is_not_timed() -> None:
 
 
 def test_a_rung_that_falls_back_gets_no_time() -> None:
-    """A mistake of the day, or of a lesser card what it lacks."""
+    """The day's mistake, or a feature that a lesser card lacks."""
 
     def timed(lesser: bool) -> Timing | str:
         one = problem(rungs=(Rung("first", ""),))
@@ -183,7 +183,7 @@ def test_a_rung_that_goes_wrong_while_it_is_timed_gets_no_time() -> None:
 
 
 def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
-    """However often it is called; and the others, PyTorch's call among them, find it so too."""
+    """In every call; and the other contenders, PyTorch's call among them, find it so too."""
     seen: set[float] = set()
 
     def doubles(x: torch.Tensor) -> torch.Tensor:
@@ -199,7 +199,7 @@ def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
     calls = {"first": doubles, "second": pure}
     results = bench.time_problem(one, calls, Backend("cpu"), None, quick=True)
     assert all(isinstance(result, Timing) for result in results.values()), results
-    # Warm-up calls it three times on end; every call that is timed finds the first value.
+    # Warm-up calls it three times in a row; every timed call finds the first value.
     assert len(seen) == 3
 
 
@@ -223,7 +223,7 @@ def test_tensors_of_a_list_that_a_rung_writes_are_given_back() -> None:
     )
     results = bench.time_problem(one, {"first": doubles}, Backend("cpu"), None, quick=True)
     assert isinstance(results["first"], Timing), results
-    # Warm-up calls it three times on end; PyTorch's call has tensors of its own.
+    # Warm-up calls it three times in a row; PyTorch's call has separate tensors.
     assert len(seen) == 3
 
 
@@ -311,7 +311,7 @@ def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches() -> None:
 
 
 def test_the_rate_of_a_copy_does_not_wait_for_busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where PyTorch's threads wait for a core, a plain call was called faster than memory."""
+    """If PyTorch's threads waited for a core, a plain call seemed faster than memory."""
     monkeypatch.setattr(torch.Tensor, "copy_", lambda *_: time.sleep(0.02))
     rate = bench.cpu_copy_rate(1 << 20)
     assert rate is not None and rate > 0.3  # 0.05 at that speed
@@ -327,7 +327,7 @@ def test_rows_are_written_a_line_each() -> None:
 
 
 def test_day_50s_rates_raise_the_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel reaches becomes the ceiling where it is more than was known, and is kept."""
+    """A kernel's rate becomes the ceiling if it exceeds the known one, and is stored."""
     properties = SimpleNamespace(name="NVIDIA Test")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)

@@ -1,4 +1,4 @@
-"""Which case goes beyond 2^31 elements, and that a wrong element is found there."""
+"""The case beyond 2^31 elements is chosen, and a wrong element is found there."""
 
 from __future__ import annotations
 

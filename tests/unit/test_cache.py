@@ -1,4 +1,4 @@
-"""The cache of builds: made once, whole or not at all, pruned, and never in the way."""
+"""The cache of builds: made once, whole or not at all, pruned, and never an obstacle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from common.base.paths import ROOT
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """Return a separate cache for the test."""
     monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -74,7 +74,7 @@ def test_a_product_cut_short_is_made_again(left: bytes) -> None:
 
 
 def test_a_product_of_other_bytes_is_made_again() -> None:
-    """A library of which a few bytes are wrong ends every process that loads it."""
+    """A library with a few wrong bytes crashes every process that loads it."""
     cached(entry(), write)
     entry().path.write_text("evil")
     assert not entry().ready
@@ -212,7 +212,7 @@ def test_a_key_depends_on_words_names_and_contents(tmp_path: Path) -> None:
 def test_a_program_is_built_again_for_a_pytorch_in_another_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Day 98's, the only one that is linked with PyTorch and not loaded by it."""
+    """Day 98's is the only one that is linked with PyTorch and not loaded by it."""
     proof = importlib.import_module("days.day98.proof")
     here = proof.entry("serve", torch.device("cpu"), "serve", ["serve.cpp"])
     monkeypatch.setattr(cpp_extension, "library_paths", lambda: ["/another/venv/torch/lib"])

@@ -1,7 +1,7 @@
 """No host code calls a function that is `__device__` only.
 
-In a template nvcc accepts the call, and puts `exit(1)` in its place: the process ends without a
-word. On the CPU backend it works.
+In a template nvcc accepts the call, and replaces it by `exit(1)`: the process ends without a
+message. On the CPU backend it works.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ QUALIFIERS = ("__host__", "__device__", "__global__", "constexpr")
 
 @cache
 def functions_of(path: Path) -> list[tuple[Code, Function, frozenset[str]]]:
-    """The functions of a file, with their qualifiers."""
+    """Return the functions of a file, with their qualifiers."""
     read = outline(path.read_text())
     functions = [function for each in read.declarations for function in each.functions]
     return [
@@ -39,7 +39,8 @@ def functions_of(path: Path) -> list[tuple[Code, Function, frozenset[str]]]:
 
 
 def called(code: Code, function: Function) -> Iterator[str]:
-    """The names in front of the parentheses of calls, without those in lambdas for the device."""
+    """Yield the names in front of the parentheses of calls, without those in lambdas for the
+    device."""
     tokens = code.code
     p = function.body
     while p < function.end:

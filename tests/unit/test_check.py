@@ -23,7 +23,7 @@ FLOATS = ["float32", "float16", "bfloat16", "float64"]
 
 @dataclass
 class FakeBackend:
-    """The CPU with thread orders that only a test's own function looks at."""
+    """The CPU with thread orders that affect only a test's own function."""
 
     name: str = "cpu"
     device: torch.device = torch.device("cpu")  # noqa: RUF009
@@ -87,7 +87,7 @@ def check(
 
 
 def rejected(call: Callable[..., object], *words: str, **options: object) -> str:
-    """The failure's text, which must hold the words."""
+    """Return the failure's text, which must contain the words."""
     result = check(call, **options)
     assert result.failure is not None, "a wrong rung was accepted"
     text = str(result.failure)
@@ -97,7 +97,7 @@ def rejected(call: Callable[..., object], *words: str, **options: object) -> str
 
 
 def softmax_in_parts(x: torch.Tensor) -> torch.Tensor:
-    """Right, by other operations in another order than PyTorch's."""
+    """Return the softmax, by other operations in another order than PyTorch's."""
     wide = x if x.dtype == torch.float64 else x.float()
     top = wide.max(-1, keepdim=True).values if x.shape[-1] else wide
     powers = torch.exp(wide.flip(-1) - top)
@@ -116,7 +116,7 @@ def test_another_order_of_operations_passes() -> None:
 
 
 def test_a_result_is_accepted_again_only_where_it_is_the_same() -> None:
-    """Judging it would then say the same; anything else is judged."""
+    """Judging it again would give the same verdict; anything else is judged."""
     wide, narrow = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, 4)
     expected = Expected((), [(wide, narrow)], [], [])
     right = torch.tensor([[0.0, 1.0, torch.nan, torch.inf]] * 3)
@@ -127,7 +127,7 @@ def test_a_result_is_accepted_again_only_where_it_is_the_same() -> None:
     assert not expected.accepts([right_then], "another way")
     assert not expected.accepts([right.t().contiguous().t()], "one way")
     assert not expected.accepts([right.half()], "one way")
-    right[2, 0] = -0.0  # a write to what was accepted changes nothing of what is known
+    right[2, 0] = -0.0  # a write to the accepted output does not change the stored one
     assert expected.accepts([right_then], "one way")
     assert not expected.accepts([right], "one way")
 
@@ -203,7 +203,7 @@ def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
 
 
 def test_a_traced_check_takes_a_case_of_several_blocks() -> None:
-    """Blocks that race are two, and the quick case is often one block's."""
+    """A race needs two blocks, and the quick case often has only one."""
     seen = []
 
     def call(xs: list[torch.Tensor], scale: float, flag: bool) -> torch.Tensor:
@@ -339,7 +339,7 @@ def test_a_reference_that_depends_on_the_default_dtype_is_rejected() -> None:
 
 
 def test_a_reference_whose_terms_cancel_is_the_same_in_both_dtypes() -> None:
-    """As a gradient of a norm of one element: 0, but for rounding."""
+    """A gradient of a norm of one element is 0, except for rounding."""
     problem = softmax_problem(reference=lambda x: x / 3 * 3 - x)
     check_same_in_both(problem, evaluate(problem, (torch.randn(4, 33),)))
 
@@ -358,7 +358,7 @@ def test_modified_input_is_rejected() -> None:
 
 
 def test_an_argument_may_be_copied_onto_itself_and_not_be_restored() -> None:
-    """Triton's interpreter brings each argument back to where it is."""
+    """Triton's interpreter copies each argument back to its place."""
 
     def restored(x: torch.Tensor, what: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         y = torch.softmax(x, -1)
@@ -506,7 +506,7 @@ def test_written_arguments_are_outputs() -> None:
     twice.writes = nothing.writes = ("out",)
     assert check(twice, problem).failure is None
     rejected(nothing, "argument out", "wrong", "nothing was written", problem=problem)
-    # A reference that returns nothing but writes as the rung does says the same.
+    # A reference that returns nothing but writes like the rung is equivalent.
     writing = replace(problem, reference=lambda out, x: (out.copy_(x * 2), None)[1])
     assert check(twice, writing).failure is None
 
@@ -639,11 +639,12 @@ def test_outputs_of_somebody_else_are_judged() -> None:
     assert check_outputs(problem, call, expected, args, call(*args) * 2) is not None
 
 
-# ---------------------------------------------------------------- what only a GPU has
+# ---------------------------------------------------------------- features of a GPU
 
 
 class FakeGraph:
-    """Replays by calling again on the same arguments and copying into the same outputs."""
+    """A graph that replays by calling again on the same arguments and copying into the same
+    outputs."""
 
     current: FakeGraph | None = None
 
@@ -663,7 +664,8 @@ class FakeGraph:
 
 @pytest.fixture
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """What the checker calls of torch.cuda, so that its steps can be followed without a GPU."""
+    """Replace the functions of torch.cuda that the checker calls, so that its steps run without a
+    GPU."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "Stream", object)
@@ -673,7 +675,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 
 
 def on_gpu(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A rung whose launches a FakeGraph records."""
+    """Return a rung whose launches a FakeGraph records."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         output = kernel(x)
@@ -689,7 +691,7 @@ def test_captured_and_replayed(fake_gpu: FakeBackend) -> None:
     assert result.failure is None, str(result.failure)
 
     def baked(x: torch.Tensor) -> torch.Tensor:
-        """Reads a value on the host at capture; the replay does not see another one."""
+        """Read a value on the host at capture; the replay does not see another one."""
         y = torch.softmax(x, -1)
         if FakeGraph.current is not None:
             then = y.clone()

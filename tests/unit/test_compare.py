@@ -1,4 +1,4 @@
-"""The comparison: what it accepts, what it rejects, and what it says about it."""
+"""The comparison: the results that it accepts or rejects, and its messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Backend:
 def judge(
     got: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None = None, exact: bool = False
 ) -> Mismatch | None:
-    """Against a truth; PyTorch's own is the truth rounded unless given."""
+    """Compare with a truth; PyTorch's result is the truth rounded unless given."""
     return compare(got, truth, truth.to(got.dtype) if own is None else own, DEFAULT, exact)
 
 
@@ -43,7 +43,7 @@ def softmax(rows: int, columns: int, dtype: torch.dtype, seed: int = 0, scale: f
     return torch.softmax(x.double(), -1), torch.softmax(x, -1)
 
 
-# ---------------------------------------------------------------- what is right
+# ---------------------------------------------------------------- right results
 
 
 def _wide(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_other_ways_to_add_up_pass(dtype: torch.dtype) -> None:
         for name, result in (("kahan", total), ("reversed", backwards), ("chunks", by_chunks)):
             assert compare(result.to(dtype), truth, own, DEFAULT) is None, (name, rows)
         # One accumulator for all of a row is as much worse than PyTorch's tree as it looks; that
-        # is for a day's Tolerance to say.
+        # is for a day's Tolerance to define.
         loose = Tolerance(factor=64, why="one accumulator for a row")
         assert compare(in_order.to(dtype), truth, own, loose) is None
 
@@ -229,7 +229,7 @@ def test_what_cancels_may_leave_as_much_as_is_said() -> None:
     assert compare(got, truth, own, said) is None
     got[8] = -2e-8
     assert compare(got, truth, own, said) is not None
-    # What is not 0 gets none of it.
+    # Other elements do not get it.
     got[8], got[60] = 0, got[60] + 1e-5
     assert compare(got, truth, own, Tolerance(at_zero=1e-3, why=said.why)) is not None
 
@@ -258,7 +258,7 @@ def test_lower_precision_on_the_way_is_rejected() -> None:
 
 
 def bytes_off(*errors: int, count: int = 200) -> Mismatch | None:
-    """Bytes of which the first ones are off by `errors`, where one level and 1 % are allowed."""
+    """Compare bytes of which the first ones are off by `errors`, with one level and 1 % allowed."""
     truth = torch.full((count,), 100, dtype=torch.uint8)
     got = truth.clone()
     got[: len(errors)] += torch.tensor(errors, dtype=torch.int64).to(torch.uint8)
@@ -339,7 +339,7 @@ def test_metadata() -> None:
         compare(got, truth[:2], got, DEFAULT)
 
 
-# ---------------------------------------------------------------- what it says
+# ---------------------------------------------------------------- messages
 
 
 def matrix() -> torch.Tensor:
@@ -372,7 +372,7 @@ def test_patterns_are_recognised(
 ) -> None:
     truth = matrix()
     if words == "towards the end":
-        # What is shifted in comes from elsewhere.
+        # The elements shifted in come from elsewhere.
         got = break_it(truth)
         got.view(-1)[0] = 99
     else:
@@ -402,8 +402,8 @@ def test_the_worst_come_first_with_their_surroundings() -> None:
 
 
 def test_a_row_of_the_worst_fits_on_a_narrow_terminal() -> None:
-    """Of 80 columns, of which 6 are a margin. Where a rounding error could explain a difference,
-    it is given in ulps."""
+    """80 columns, of which 6 are a margin. If a rounding error could explain a difference, it is
+    given in ulps."""
     truth = 0.01 * matrix().abs()
     text = str(rejected((truth * 1.1).float(), truth, "difference"))
     assert max(len(line) for line in text.splitlines()[1:]) <= 74, text
@@ -605,7 +605,7 @@ def test_a_small_constant_factor_is_seen_in_short_dtypes(dtype: torch.dtype) -> 
 
 
 def test_rows_may_share_an_error_where_those_of_pytorch_do() -> None:
-    """As of a row's dot product that cancels: each row leans to a side of its own, by chance."""
+    """A row's dot product that cancels: each row leans to one side, by chance."""
     truth = torch.rand(4, 513, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     share = 3 * torch.finfo(torch.float16).eps
     own = truth * (1 + share * torch.tensor([[1.0], [-1.0], [0.5], [-0.6]]))

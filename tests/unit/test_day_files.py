@@ -1,4 +1,4 @@
-"""exercises.toml and mutants.toml: what they hold, and what is wrong with one that is not right."""
+"""exercises.toml and mutants.toml: their contents, and the errors of invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch that was recorded, drawn: which thread read and wrote what, as lines and as an SVG."""
+"""A recorded launch is drawn: which thread read and wrote which element, as lines and as an SVG."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def launch(
 def drawn(
     recorded: RecordedLaunch, *tensors: GuardedTensor, never: dict[str, list[int]] | None = None
 ) -> tuple[DrawnLaunch, list[str]]:
-    """The launch, and its lines, which keep to their limits and survive JSON."""
+    """Return the launch, and its lines, which keep to their limits and survive JSON."""
     found = drawn_launch(recorded, tensors, {"SIDE": 4}, never or {})
     call = DrawnCall("rung", "10 float32", [found])
     again = DrawnCall.from_json(json.loads(json.dumps(call.to_json())))
@@ -58,7 +58,7 @@ def drawn(
 
 
 def copy(index: Callable[[int, int], int], blocks: int, threads: int, n: int) -> Accesses:
-    """Each thread copies x[index] to y[index]."""
+    """Return the accesses of threads that each copy x[index] to y[index]."""
     for block in range(blocks):
         for thread in range(threads):
             if (i := index(block, thread)) < n:
@@ -143,7 +143,7 @@ def test_an_output_that_nothing_writes_is_shown() -> None:
 
 
 def tree(threads: int) -> Accesses:
-    """A tree reduction of an array at 1024."""
+    """Return the accesses of a tree reduction of an array at 1024."""
     for thread in range(threads):
         yield access("write", 1024 + 4 * thread, 0, thread)
     half, phase = threads // 2, 1

@@ -1,4 +1,4 @@
-"""What `--editor` writes, and what it leaves as it is."""
+"""`--editor`: the files that it writes, and those that it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_git_ignores_what_is_written() -> None:
 
 
 def command_lines() -> list[list[str]]:
-    """The command lines of tasks and launches, for a day's file and for one of the learner's."""
+    """Return the command lines of tasks and launches, for a day's file and for one of the
+    learner's."""
     files = editor_files(ROOT)
     code = ROOT / ".vscode"
     tasks = json.loads(files[code / "tasks.json"])["tasks"]

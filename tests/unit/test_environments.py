@@ -1,4 +1,4 @@
-"""The course on a machine of somebody else's: the container for VS Code, and the notebook."""
+"""The course on other machines: the container for VS Code, and the notebook."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of every run of run_day.py in a text."""
+    """Return the arguments of every run of run_day.py in a text."""
     found = re.findall(r"python run_day\.py([^\n`&|]*)", text)
     return [shlex.split(words) for words in found]
 

@@ -1,4 +1,4 @@
-"""A rung all of whose cases are computed by another rung's kernel is not checked at all."""
+"""A rung all of whose cases are computed by another rung's kernel counts as not checked."""
 
 from types import SimpleNamespace
 

@@ -1,8 +1,8 @@
-"""A GPT-2 as Hugging Face's programs save it: read for the kernels, refused by name, and written.
+"""A GPT-2 as saved by Hugging Face's programs: read for the kernels, refused by name, and written.
 
-The reader belongs to a day's program (days/day100/folder.py, generate.py), whose `show` proves what
-needs the kernels. What needs none is here: the kernels' references stand in for them. transformers
-is compared with where it is installed; nothing else needs it.
+The reader belongs to a day's program (days/day100/folder.py, generate.py), whose `show` proves the
+parts that need the kernels. The other parts are tested here, with the kernels' references in place
+of the kernels. transformers is compared with if it is installed; nothing else needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRAINED_ON = ["Hello world, hello words\n", "und Grüße, 😀 and again"] * 4
 
 
 def tensors_of(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """By GPT-2's names, bf16."""
+    """Return the tensors by GPT-2's names, in bf16."""
     C = config["n_embd"]
     shapes: dict[str, tuple[int, ...]] = {"wte.weight": (config["vocab_size"], C)}
     shapes |= {"wpe.weight": (config["n_positions"], C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
@@ -80,7 +80,7 @@ def byte_level_bpe() -> Any:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One tokeniser in both forms: tokenizer.json, and vocab.json with merges.txt."""
+    """Return one tokeniser in both forms: tokenizer.json, and vocab.json with merges.txt."""
     made = byte_level_bpe()
     found = {}
     for form in ("whole", "parts"):

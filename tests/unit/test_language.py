@@ -68,7 +68,7 @@ def test_ordinary_words_are_not(day: Day, text: str) -> None:
     assert glossary.avoided_words([day]) == []
 
 
-# Words of names, messages and comments, with what to write instead.
+# Words of names, messages and comments, with their replacements.
 IN_CODE = {
     "wanted": "expected, requested or selected",
     "told": "reported",
@@ -89,7 +89,8 @@ def home_made(text: str) -> list[str]:
 
 
 def test_no_home_made_word_in_code() -> None:
-    """Of common/ and tests/; the runtime of the CPU backend has not been through this gate yet."""
+    """In common/ and tests/, except the runtime of the CPU backend, which has not been revised
+    yet."""
     files = [run_day := ROOT / "run_day.py"]
     for top in ("common", "tests"):
         files += [path for path in (ROOT / top).rglob("*") if path.suffix in SUFFIXES]

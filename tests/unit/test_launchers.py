@@ -1,5 +1,5 @@
-"""What launchers do in each call: nothing that could have been queried once, or done at a lower
-cost, by the helpers of common/cuda."""
+"""Launchers do nothing in a call that could have been queried once, or done at a lower cost by the
+helpers of common/cuda."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from common.base.paths import DAYS, ROOT
 
-# Each with what to use, and the places that may have it: the helper itself, and the days that teach
-# or show what it is.
+# Each with its replacement, and the places that may have it: the helper itself, and the days that
+# teach or show it.
 COSTLY = {
     r"\bcudaGetDeviceProperties\b": ("cudaDeviceGetAttribute", {"day01"}),
     r"\bcudaFuncSetAttribute\b": (
@@ -39,7 +39,7 @@ COMMENT = re.compile(r"//.*")
 
 @cache
 def places() -> dict[str, str]:
-    """The code of each source without its comments, by its path."""
+    """Return the code of each source without its comments, by its path."""
     files = [*DAYS.glob("day*/**/*.cu*"), *(ROOT / "common" / "cuda").rglob("*.cuh")]
     return {
         str(file.relative_to(ROOT)): COMMENT.sub("", file.read_text(encoding="utf-8"))
@@ -48,7 +48,8 @@ def places() -> dict[str, str]:
 
 
 def used(texts: dict[str, str], pattern: str) -> dict[str, list[str]]:
-    """Where the pattern is found: a day's folder, or a file of common/cuda, with the paths."""
+    """Return the places of the pattern: a day's folder, or a file of common/cuda, with the
+    paths."""
     found = defaultdict(list)
     for path, text in texts.items():
         if re.search(pattern, text):

@@ -11,23 +11,23 @@ from pathlib import Path
 from common.base.paths import ROOT
 
 COMMON = ROOT / "common"
-# From the top: a package imports what stands below it, and itself.
+# From the top: a package imports the ones below it, and itself.
 ORDER = [
     *("run", "practice", "tools", "process", "references", "bench", "check", "build", "cpu"),
     *("report", "base"),
 ]
-FACADE = "day"  # what most days import
+FACADE = "day"  # imported by most days
 
 MODULES = sorted(path for path in COMMON.rglob("*.py") if path.name != "__init__.py")
 
 
 def package(path: Path) -> str:
-    """ "run" for common/run/doctor.py, "day" for common/day.py."""
+    """Return "run" for common/run/doctor.py, "day" for common/day.py."""
     return path.relative_to(COMMON).parts[0].removesuffix(".py")
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of ours that a file names in an import anywhere in it, with their dots."""
+    """Return our modules that a file names in any import, with their dots."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -76,13 +76,13 @@ def test_names_are_distinct() -> None:
     assert sorted(set(names) & set(sys.stdlib_module_names)) == []
 
 
-# What no day needs: what runs it, and what checks it.
+# Packages that no day needs: those that run it, and those that check it.
 NOT_FOR_DAYS = ("run", "practice", "process")
 
 
 def test_days_import_their_vocabulary_from_one_place() -> None:
-    """What most days need, from common.day; what few need, from where it is defined; and, where a
-    day is run as a file, what runs it."""
+    """Names that most days need, from common.day; names that few need, from their own modules; and,
+    for a day run as a file, the driver."""
     vocabulary = set(importlib.import_module("common.day").__all__)
     assert len(vocabulary) <= 25
     for path in sorted((ROOT / "days").rglob("*.py")):

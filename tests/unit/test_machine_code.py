@@ -1,4 +1,4 @@
-"""What is read from cuobjdump's listings, and how many lines a kernel has."""
+"""Facts read from cuobjdump's listings, and the number of lines of a kernel."""
 
 from __future__ import annotations
 

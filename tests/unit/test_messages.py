@@ -1,4 +1,4 @@
-"""What a failure says in words of its own: day 1's lines, errors of helpers, mistakes of a day."""
+"""Messages of failures: day 1's lines, errors of helpers, mistakes of a day."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_day_1_says_what_is_to_be_printed_where_the_learner_reads(facts: ModuleT
     ],
 )
 def test_a_refused_launch_names_no_argument(said: str) -> None:
-    """What is said of a launch must not pass for a launcher's check of its arguments."""
+    """A message about a launch must not count as a launcher's check of its arguments."""
     names = ("threads", "blocks", "grid", "block", "x", "y", "z", "bytes", "shared", "size", "k")
     for prefix in ("", "check_launch, common/cuda/tensor.cuh:85, "):
         assert not names_one_of(f"{prefix}launcher: {said}", names)

@@ -1,4 +1,5 @@
-"""How a wrong output reads its input: what is seen, and what only looks like it."""
+"""Readings of an input by a wrong output: those that are found, and those that only look like
+one."""
 
 from __future__ import annotations
 

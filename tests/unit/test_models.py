@@ -1,5 +1,5 @@
-"""Models of cards: their table, what a condition on `__CUDA_ARCH__` is, and a rung that a card
-lacks something for."""
+"""Models of cards: their table, the value of conditions on `__CUDA_ARCH__`, and a rung for which a
+card lacks something."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_command_line(words: str, message: str, capsys: pytest.CaptureFixtur
 
 
 def branches(text: str, model: str = "8.6") -> list[str]:
-    """The lines of code that the compiler gets, for text without other macros."""
+    """Return the lines of code that the compiler gets, for text without other macros."""
     out, stack = [], [True]
     for line in rewrite(text, "day.cu", model).splitlines()[1:]:
         if line.startswith("#if"):
@@ -117,7 +117,7 @@ PASS = "#ifdef __CUDA_ARCH__\ndevice;\n#else\nhost;\n#endif"
     ],
 )
 def test_conditions(text: str, model: str, compiled: list[str] | None) -> None:
-    if compiled is None:  # nothing that depends on the model: left as it is
+    if compiled is None:  # nothing depends on the model: unchanged
         assert rewrite(text, "day.cu", model).split("\n", 1)[1] == text
     else:
         assert branches(text, model) == compiled
@@ -139,11 +139,12 @@ def test_only_live_branches_are_edited_and_refused() -> None:
         rewrite(text, "day.cu", "8.0")
 
 
-# ---------------------------------------------------------------- what a card lacks
+# ---------------------------------------------------------------- cards that lack something
 
 
 def lacks_from(columns: int):
-    """A softmax for rows shorter than that; of others it says that the card lacks memory."""
+    """Return a softmax for rows shorter than that; for others it reports that the card lacks
+    memory."""
 
     def softmax(x):
         if x.shape[-1] >= columns:

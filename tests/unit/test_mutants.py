@@ -1,4 +1,4 @@
-"""Single-change mutants: which are derived of a source, how they are named, which are chosen."""
+"""Single-change mutants: their derivation from a source, their names, their selection."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def changes(source: str, kind: str) -> list[str]:
     return [f"{m.original} -> {m.changed}" for m in mutants_of(source, kind)]
 
 
-# Of each kind, code and what becomes of it. Every kind has to be here.
+# For each kind, code and its mutants. Every kind has to be here.
 EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
     "barrier removed": [
         (device("__syncthreads();"), ["__syncthreads() -> "]),
@@ -183,7 +183,7 @@ EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
             ],
         ),
         (device("f(int64_t{n + 1} * N);"), ["int64_t{n + 1} * N -> (n + 1) * N"]),
-        # What fits is no bug: neither of these grows with the grid's x.
+        # Values that fit are not a bug: neither of these grows with the grid's x.
         (device("const int64_t i = threadIdx.x + 3 * n;"), []),
         (device("const int64_t i = static_cast<int>(y[0]) * BLOCK;"), []),
         (device("const int64_t i = threadIdx.x + m;"), ["int64_t i -> int i"]),
@@ -229,7 +229,7 @@ EXAMPLES: dict[str, list[tuple[str, list[str]]]] = {
             host('check(x, "x").on_gpu().rank(2);'),
             ['check(x, "x").on_gpu() -> check(x, "x")'],
         ),
-        # Where both are on one device, the other tensor's check refuses x on the host as well.
+        # If both are on one device, the other tensor's check refuses x on the host as well.
         (host('check(x, "x").on_gpu(); check(y, "y").on_gpu().like(x, "x");'), []),
         (
             host('check(y, "y").on_gpu(); check(y, "y").same_device(x, "x");'),
@@ -349,7 +349,7 @@ def test_files_that_are_linked_together_use_each_other() -> None:
 
 
 def test_a_device_check_that_no_call_reaches_is_not_dropped(tmp_path: Path) -> None:
-    """PyTorch refuses the only tensor of an operator where it is on another device."""
+    """PyTorch refuses the only tensor of an operator if it is on another device."""
     launchers = """
     Tensor one(const Tensor& x) { check(x, "x").on_gpu(); return x; }
     Tensor two(const Tensor& x, const Tensor& y) { check(x, "x").on_gpu(); return one(x); }
@@ -369,7 +369,8 @@ def test_a_device_check_that_no_call_reaches_is_not_dropped(tmp_path: Path) -> N
 
 
 def with_headers(folder: Path) -> Day:
-    """A day of two sources: one includes a header and, with the other, what that includes."""
+    """Return a day of two sources: one includes a header and, with the other, the headers that this
+    includes."""
     texts = {
         "inner.cuh": "#pragma once\nint inner(int n) {\n  return n + 1;\n}\n",
         "outer.cuh": '#pragma once\n#include "inner.cuh"\nint outer(int n) { return n + 2; }\n'
@@ -567,7 +568,7 @@ def test_a_mutant_that_the_card_can_no_longer_run_on_a_case_is_seen() -> None:
 
     assert _leaves_out_more(came(0, 1), came(0, 2)) == "b"
     assert _leaves_out_more(came(0, 1), came(0, 1)) == ""
-    assert _leaves_out_more(came(), came(1)) == ""  # the original's check did not come so far
+    assert _leaves_out_more(came(), came(1)) == ""  # the original's check ended earlier
 
 
 def test_a_call_without_an_end_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

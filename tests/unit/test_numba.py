@@ -1,4 +1,4 @@
-"""Numba with a NumPy that no longer has what numba-cuda registers."""
+"""Numba with a NumPy that no longer has the name that numba-cuda registers."""
 
 from __future__ import annotations
 

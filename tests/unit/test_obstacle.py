@@ -62,7 +62,7 @@ def test_a_run_on_a_full_disk_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_what_a_compiler_lacked_may_be_there_the_next_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No failure is kept: its cause may have gone while the compiler has not changed."""
+    """No failure is stored: its cause may have gone while the compiler has not changed."""
     monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path / "cache"))
     compiler = tmp_path / "c++"
     compiler.write_text("no program")

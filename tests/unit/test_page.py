@@ -126,7 +126,7 @@ def test_compare_is_a_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_times_of_the_cpu_backend_are_neither_compared_nor_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They say nothing of a GPU's."""
+    """They do not predict a GPU's."""
     files = []
     for ms in (1.0, 9.0):
         files.append(str(tmp_path / f"{ms}.json"))
@@ -199,7 +199,7 @@ def test_nothing_in_common_is_no_success(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """Of a page: ids, targets of links, and everything that is loaded from elsewhere."""
+    """The parts of a page: ids, targets of links, and everything that is loaded from elsewhere."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -261,7 +261,7 @@ def test_the_page_has_mutants_and_exercises() -> None:
     assert "planted bugs caught" not in shown
 
 
-# Sends to the page around it the lowest contrast of a text against what is behind it, and whether
+# Sends to the surrounding page the lowest contrast of a text against its background, and true if
 # a link opens its day, also when it is followed again. Contrast: see test_terminal.py.
 PROBE = """<script>
 const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
@@ -307,8 +307,8 @@ FRAME = """<!doctype html><title></title>
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium on this machine")
 @pytest.mark.parametrize(("width", "dark"), [(360, True), (1280, False)])
 def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> None:
-    """On a phone and on a laptop, light and dark: nothing is cut off, all can be read, and links
-    open what they lead to."""
+    """On a phone and on a laptop, light and dark: nothing is cut off, all text is readable, and
+    links open their targets."""
     file = tmp_path / "page.html"
     days, (found, where) = discover()[0], from_stored(read_stored())
     exercises = dict.fromkeys(("write", "debug", "speed"), False)

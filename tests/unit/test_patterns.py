@@ -1,5 +1,5 @@
-"""The recognisers of patterns: what each of them sees, and near misses, of which none claims
-anything."""
+"""The recognisers of patterns: the outputs that each recognises, and near misses, which none
+does."""
 
 from __future__ import annotations
 
@@ -70,21 +70,21 @@ def test_what_is_true_or_false_is_no_number() -> None:
 
 
 def part(start: int) -> torch.Tensor:
-    """A right matrix, written before flat index `start` only."""
+    """Return a right matrix, written only before flat index `start`."""
     got = fresh((12, 20))
     got.flatten()[:start] = matrix().float().flatten()[:start]
     return got
 
 
 def corner(rows: int, columns: int) -> torch.Tensor:
-    """A right matrix, of which only so many rows and columns were written."""
+    """Return a right matrix, of which only `rows` rows and `columns` columns were written."""
     got = fresh((12, 20))
     got[:rows, :columns] = matrix().float()[:rows, :columns]
     return got
 
 
 def known(look: Look, got: torch.Tensor) -> Look:
-    """With another call that left the same elements unwritten."""
+    """Return the look, with another call that left the same elements unwritten."""
     memory = GuardedMemory(torch.device("cpu"), 2)
     again = memory.empty(got.shape, torch.float32)
     untouched = got.isnan()
@@ -102,7 +102,7 @@ def test_memory_never_written_is_no_nan_that_was_passed_on() -> None:
     text = said(once, truth, Look((), again, memory.untouched(again)))
     assert "nothing was written" in text and "passed on" not in text
     assert "(or it was read, and passed on)" in said(once, truth)
-    again.copy_(other)  # written, with what was never written elsewhere
+    again.copy_(other)  # written, with a value that was never written elsewhere
     assert "nothing" not in said(once, truth, Look((), again, memory.untouched(again)))
     again.copy_(again + 1)
     text = said(once + 1, truth, Look((), again, memory.untouched(again)))
@@ -324,7 +324,7 @@ def test_near_misses_claim_nothing(name: str) -> None:
 
 
 def test_constants_and_single_elements_claim_nothing() -> None:
-    """Whatever is constant looks shifted, reversed and transposed."""
+    """A constant output looks shifted, reversed and transposed."""
     ones = torch.ones(6, 6).double()
     text = said(torch.full((6, 6), 3.5), ones)
     assert "shifted" not in text and "transpose" not in text and "reversed" not in text

@@ -1,4 +1,4 @@
-"""The pictures that the runner draws: no label on another one, colours in every renderer."""
+"""The pictures that the runner draws: labels do not overlap, colours hold in every renderer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @pytest.fixture(scope="module")
 def plots() -> dict[str, str]:
-    """The plots of all stored results, by day, and of what goes beyond its main line."""
+    """Return the plots of all stored results, by day, and of the parts beyond the main line."""
     results = {day: found[0] for day, found in read_stored().items()}
     main = {f"day {day}": plot(one.main.rungs) for day, one in results.items()}
     assert sum(map(bool, main.values())) > 0.9 * len(main) > 0
@@ -43,7 +43,7 @@ def rung(
     share: float | None = None,
     **times: float,
 ) -> RungOutcome:
-    """times: ms of PyTorch, and of libraries by name."""
+    """Return an outcome. times: ms of PyTorch, and of libraries by name."""
     pytorch = times.pop("pytorch", None)
     timing = Timing("", work / gbs, 0.0, 9, gbs, bound="copy", share=share, pytorch_ms=pytorch)
     timing.libraries = times
@@ -63,7 +63,8 @@ def text_box(text: ET.Element) -> Box:
 
 
 def shape_boxes(svg: ET.Element) -> list[tuple[str, Box]]:
-    """What no text may cover: bars, marks, and each piece of a line, by their classes."""
+    """Return the shapes that no text may cover: bars, marks, and each piece of a line, by their
+    classes."""
     found = []
     for rect in svg.iter(f"{SVG}rect"):
         x, y, width, height = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
@@ -81,7 +82,7 @@ def meet(one: Box, other: Box) -> bool:
 
 
 def collisions(svg: str) -> list[str]:
-    """Texts that cover another one or a shape, or leave the picture."""
+    """Return the texts that cover another one or a shape, or leave the picture."""
     root = ET.fromstring(svg)
     boxes = [(text.text, text_box(text)) for text in root.iter(f"{SVG}text")]
     _, _, width, height = map(float, root.attrib["viewBox"].split())
@@ -196,7 +197,7 @@ def test_close_sizes_share_no_label() -> None:
 
 
 def test_a_problem_is_drawn_once() -> None:
-    """Where two numbers differ, and where one of them has no logarithm."""
+    """Names that differ in two numbers, and a number that has no logarithm."""
     grid = [rung(f"{m} by {n}", "a", 100 + m * n) for m in (1, 2, 3) for n in (1, 2, 3)]
     lines = plot(grid).count('class="bar-line"')
     assert lines == 2 * 3, "three charts, each with a line and its legend"
@@ -246,7 +247,7 @@ def test_a_rung_with_a_problem_of_its_own_joins_the_ladder_that_it_extends() -> 
 
 
 def test_the_recorded_words_stand_in_their_columns() -> None:
-    """By places alone, the words are the lines that the terminal shows."""
+    """By their positions alone, the words form the lines that the terminal shows."""
     lines = run_lines(read_stored()[RECORDED][0])
     shown = ["".join(text for text, _ in line).rstrip() for line in lines]
     svg = recording("a title", lines)

@@ -1,4 +1,5 @@
-"""Debug exercises: what is planted reads as if somebody had written it, and when it is found."""
+"""Debug exercises: a planted change reads as if a programmer had written it, and is found when
+undone."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ HEAD = "template <typename T>\n__global__ void k(const T* x, T* y, int n, float*
 
 
 def planted(body: str, kind: str, which: int = 0) -> str | None:
-    """The body of a kernel, with a mutant of that kind as a learner sees it."""
+    """Return the body of a kernel, with a mutant of that kind as a learner sees it."""
     text = f"{HEAD}{body}}}\n"
     found = [m for m in mutants(Path("x.cu"), outline(text)) if m.kind.name == kind]
     changed = natural_text(found[which])
@@ -138,13 +139,13 @@ def test_what_would_give_itself_away_is_not_planted(body: str, kind: str) -> Non
 
 
 def test_the_first_changes_are_of_several_functions() -> None:
-    """Where a day has several: a learner would otherwise know where to look."""
+    """On a day with several: a learner would otherwise know the place."""
     day = next(day for day in DAYS if day.number == 8)
     assert len({mutant.function for mutant in candidates(day)[:3]}) == 3
 
 
 def day_to_debug(tmp_path: Path) -> tuple[Day, Path]:
-    """Day 2 with the learner's files in tmp_path."""
+    """Return day 2 with the learner's files in tmp_path."""
     return next(day for day in DAYS if day.number == 2), tmp_path / "days"
 
 
@@ -170,7 +171,7 @@ def test_a_change_is_found_in_whatever_way_it_is_fixed(tmp_path: Path) -> None:
 
 
 def outcome_of(*states: str, reason: str = "wrong") -> DayOutcome:
-    """Of a run whose rungs came to these states."""
+    """Return the outcome of a run whose rungs have these states."""
     rungs = [RungOutcome("p", f"v{i}", "", state, reason) for i, state in enumerate(states)]
     return DayOutcome(1, "day01", "", FAIL if FAIL in states else PASS, rungs=rungs)
 
@@ -178,7 +179,7 @@ def outcome_of(*states: str, reason: str = "wrong") -> DayOutcome:
 def test_what_fails_by_chance_is_planted_only_if_it_always_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A learner who gets no failing report has nothing to begin at."""
+    """A learner without a failing report has no place to start."""
     day = next(day for day in DAYS if day.number == 36)  # it adds atomically
     found = {mutant.kind.name: mutant for mutant in candidates(day)}
     for kind in ("bounds check dropped", "atomic made plain"):

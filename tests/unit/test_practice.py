@@ -1,4 +1,4 @@
-"""Practice mode: exercises, the learner's file, what is remembered."""
+"""Practice mode: exercises, the learner's file, the journal."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_stub_of_a_part_keeps_the_rest() -> None:
 
 
 def test_a_stub_is_indented_as_what_it_replaces() -> None:
-    """Also where that begins with a directive, which has no indentation."""
+    """Also if that begins with a directive, which has no indentation."""
     member = "struct S {\n  int f() {\n#pragma unroll\n    return 2;\n  }\n};\n"
     text = stub(member, Step("S::f", "Return 2.", ("a",)), "run it")
     gap = "    // your turn: Return 2.\n    // Then: run it\n    return {};\n"
@@ -227,7 +227,7 @@ def test_a_learners_file_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_is_linked_with_what_it_calls_and_with_no_namesake(tmp_path: Path) -> None:
-    """A file that is linked brings all of its code, and needs the files that this calls."""
+    """A linked file brings all of its code, and needs the files that this calls."""
     folder = write_day(tmp_path / "day01")
     (folder / "shared.cuh").write_text("Tensor halved(const Tensor& x);\n")
     binding = 'RUNG(day01, {0}, "(Tensor x) -> Tensor");\n'
@@ -274,7 +274,7 @@ def test_what_a_day_builds_itself_is_built_of_the_learners_file(tmp_path: Path) 
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    """As with `--solution | head`."""
+    """Like `--solution | head`."""
     script = [sys.executable, ROOT / "run_day.py", "3", "--solution", "--days", tmp_path / "days"]
     shutil.copytree(DAYS / "day03", tmp_path / "days" / "day03")
     reading, writing = os.pipe()
@@ -298,7 +298,7 @@ def test_the_journal_survives(tmp_path: Path) -> None:
 
 
 def test_two_terminals_share_the_journal(tmp_path: Path) -> None:
-    """Each saves what it changed, in whatever order."""
+    """Each saves its changes, in any order."""
     one, two = Journal(tmp_path), Journal(tmp_path)
     one.entry(76, "write").solved = "2026-01-31"
     one.save()
@@ -333,7 +333,7 @@ def test_a_damaged_journal_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_next_is_the_first_that_is_not_solved(tmp_path: Path) -> None:
-    """Of a day, or behind an exercise that is named; then those before."""
+    """Of a day, or after a named exercise; then those before."""
     days, journal = discover()[0][:2], Journal(tmp_path)
     first, second = (exercises([day]) for day in days)
     assert next_exercise(days, journal, days[1]) == second[0]
@@ -370,7 +370,7 @@ def test_a_bar_shows_the_first_and_is_full_at_the_last(
 
 
 def test_what_a_day_shows_is_no_part_of_an_exercise() -> None:
-    """It would take time, and stand below the failure that is to be read."""
+    """It would take time, and be printed below the failure that is to be read."""
     from common.process.worker import Work, _shows
 
     lesson: Any = SimpleNamespace(show=lambda *_: None)
@@ -380,7 +380,7 @@ def test_what_a_day_shows_is_no_part_of_an_exercise() -> None:
 
 
 def test_what_was_not_looked_at_to_the_end_is_not_solved() -> None:
-    """Too small an index is noted and what is missing is named: neither makes a solution wrong."""
+    """A too small index and skipped checks are noted: neither makes a solution wrong."""
     rows = [
         RungOutcome("sanitize", "races", "", FAIL, "no end after 300 s"),
         RungOutcome("sanitize", "indices", "", FAIL, "x.cu:3: 64 bits kept in 32"),
@@ -396,7 +396,7 @@ def test_what_was_not_looked_at_to_the_end_is_not_solved() -> None:
 
 
 def test_an_excerpt_in_python_runs() -> None:
-    """It has what the names use, and what the statements use that define none."""
+    """It has the code that the names use, and the code of statements that define none."""
     text = """
 import math
 PLACE, OTHER = 4, 5  # where
@@ -434,7 +434,7 @@ def one_line(): return 3
 
 
 def test_the_body_of_a_function_in_python() -> None:
-    """Without its docstring, with the comments that stand in it; nested ones by their full name."""
+    """Without its docstring, with the comments in it; nested ones by their full name."""
 
     def body(name: str) -> str:
         return IN_PYTHON[slice(*body_of(IN_PYTHON, name))]

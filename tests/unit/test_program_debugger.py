@@ -1,4 +1,4 @@
-"""The debugger of whole programs: which lines of output count. Shell scripts stand for programs."""
+"""The debugger of whole programs: lines of output that count. Shell scripts replace programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLATFORM = Platform("cpu", "g++", "13", Path("include"), "2.13")
 
 
 def _rows(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
-    """The rows of a shell script; in it, $runs is the number of this run, from 1."""
+    """Return the rows of a shell script; in it, $runs is the number of this run, from 1."""
     built = folder / "program.sh"
     counter = folder / "runs"
     built.write_text(

@@ -44,7 +44,7 @@ FEW = grid([(1,), (255,), (999,)], ["float32"])
 
 
 def doubling(reference: Callable[[torch.Tensor], torch.Tensor]) -> Problem:
-    """A problem with these few cases."""
+    """Return a problem with these few cases."""
     return Problem(
         "double",
         lambda case, draw: (draw(*case.shape),),

@@ -1,4 +1,5 @@
-"""What requirements.txt keeps of a machine's packages, and what it gives a fresh machine."""
+"""requirements.txt: the packages of a machine that it keeps, and those that it installs on a fresh
+one."""
 
 from __future__ import annotations
 

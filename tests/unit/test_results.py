@@ -1,4 +1,4 @@
-"""Stored results, what is generated from them, reports of runs, and disks that are full."""
+"""Stored results, the files generated from them, reports of runs, and disks that are full."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def declare(root: Path, **problems: Sequence[str]) -> None:
-    """Lets day 1 have these rungs, by problem."""
+    """Make day 1 have these rungs, by problem."""
     text = METADATA.format("Hello", "Lesson 1", problems)
     (root / "days/day01/day.py").write_text(text)
 
@@ -132,13 +132,13 @@ def test_the_readme_block(root: Path) -> None:
 
 
 def files_in(root: Path) -> dict[Path, bytes]:
-    """All files below a folder, with their contents, but for what Python keeps of modules."""
+    """Return all files below a folder, with their contents, except Python's cached modules."""
     found = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {path: path.read_bytes() for path in found}
 
 
 def test_a_readme_without_its_block_stores_nothing(root: Path) -> None:
-    """All that would be written is made first: the next --write finds things as they were."""
+    """Everything is made before anything is written: the next --write finds the same state."""
     (root / "days/day02/README.md").write_text("# no block\n")
     before = files_in(root)
     with pytest.raises(ResultsError, match=r"day02/README\.md must hold"):
@@ -239,14 +239,14 @@ def test_incomplete_runs_are_not_stored(root: Path) -> None:
 
 
 def test_results_of_the_cpu_backend_are_not_stored(root: Path) -> None:
-    """Their times say nothing of a GPU's; that days pass there is what tests/days proves."""
+    """Their times do not predict a GPU's; tests/days proves that days pass there."""
     with pytest.raises(ResultsError, match="not on a GPU"):
         stored.store(run(CPU, passed(1)), root)
     assert not list(root.rglob("results"))
 
 
 def test_files_that_a_day_makes_are_stored(root: Path) -> None:
-    """Those of the CPU backend too: what it counts is no time."""
+    """Files made on the CPU backend too: its counts are not times."""
     measured, counted = passed(1), passed(2)
     measured.files = {"sweep.json": "{}\n", "sweep.svg": "<svg/>\n"}
     counted.files = {"counters.json": "[]\n"}
@@ -370,14 +370,14 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def report_of(*outcomes: DayOutcome, **where: str) -> dict[str, Any]:
-    """A report as --json writes it, as plain data."""
+    """Return a report as --json writes it, as plain data."""
     days = [{"run": 0, **outcome.to_json()} for outcome in outcomes]
     heads = [{"where": {**H200, **where}, "complete": True}]
     return json.loads(json.dumps({"format": 2, "runs": heads, "days": days}))
 
 
 def places_in(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of everything within plain data."""
+    """Return the paths of everything within plain data."""
     items = (
         data.items()
         if isinstance(data, dict)
@@ -389,7 +389,7 @@ def places_in(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy of plain data with another value at this path."""
+    """Return a copy of plain data with another value at this path."""
     if not path:
         return value
     copy = dict(data) if isinstance(data, dict) else list(data)
@@ -497,7 +497,7 @@ def test_what_goes_beyond_the_main_line_stands_in_its_own_readme(root: Path) -> 
 
 
 def test_texts_of_a_report_stay_texts(root: Path, tmp_path: Path) -> None:
-    """In Markdown no tag, no cell and no line of their own; on a terminal no escape."""
+    """In Markdown they add no tag, cell or line; on a terminal no escape."""
     bad = "<script>x</script>|a\nb\x1b]0;title\x07<img onerror=x>"
     outcome = passed(1)
     outcome.rungs[1].idea = bad

@@ -1,4 +1,4 @@
-"""The rewriter of the CPU backend: what it edits, what it leaves alone, what it refuses."""
+"""The rewriter of the CPU backend: its edits, the code that it leaves unchanged, its refusals."""
 
 import random
 import re
@@ -18,7 +18,7 @@ KERNELS = Path(__file__).resolve().parent.parent / "cpu_kernels"
 
 
 def _rewritten(text: str) -> str:
-    """The rewritten text without its #line, its line numbers checked."""
+    """Return the rewritten text without its #line, after checking its line numbers."""
     output = rewrite(text, "day.cu")
     first, _, rest = output.partition("\n")
     assert first == '#line 1 "day.cu"'
@@ -362,7 +362,7 @@ def test_a_loop_that_only_reads_gives_way(loop: str) -> None:
 @pytest.mark.parametrize(
     "loop",
     [
-        "for (int i = 0; i < n; ++i) n += flag[i];",  # not what ends it
+        "for (int i = 0; i < n; ++i) n += flag[i];",  # not the loop's condition
         "for (int i = 0; *flag == 0; ++i) p[i] = i;",  # these write
         "while (*flag == 0) *p = 1;",
         "while (*flag == 0) p[0] += 1;",
@@ -552,7 +552,7 @@ def test_an_error_in_a_header_names_the_header(project: Path, tmp_path: Path) ->
 
 
 def test_every_module_of_the_rewriter_counts_in_a_build() -> None:
-    """A day that was built by other edits has to be built again."""
+    """A day that was built with other edits has to be built again."""
     imported = "import sys, common.cpu.rewrite; print(*sorted(sys.modules))"
     modules = subprocess.run(
         [sys.executable, "-c", imported], cwd=ROOT, check=True, capture_output=True, text=True
@@ -563,7 +563,8 @@ def test_every_module_of_the_rewriter_counts_in_a_build() -> None:
 
 
 def test_code_that_ends_anywhere_is_rewritten_or_refused() -> None:
-    """A learner saves a file in the midst of a line: then the compiler is to speak, or we are."""
+    """A learner saves a file in the middle of a line: then the compiler or the rewriter reports
+    it."""
     numbers = random.Random(1)
     texts = [path.read_text() for path in sorted(KERNELS.glob("*.cu"))]
     refused = 0

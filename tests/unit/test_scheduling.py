@@ -1,4 +1,4 @@
-"""The runner over days that exist nowhere: turns, workers, events, processes that misbehave."""
+"""The runner over invented days: turns, workers, events, processes that misbehave."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_much_output_is_bounded_and_does_not_block() -> None:
 
 @dataclasses.dataclass
 class Fake:
-    """A runner over days that exist nowhere: builds and runs note in a file when they happen."""
+    """A runner over invented days: builds and runs record in a file when they happen."""
 
     notes: Path
     runner: runner.Runner = dataclasses.field(init=False)
@@ -180,10 +180,10 @@ GPU = SimpleNamespace(device="cuda", gpus=1)
 
 @dataclasses.dataclass
 class Steps:
-    """What days of these numbers do: a check, then a turn. checks, turns: their seconds. together:
-    no check ends before so many have begun, however busy the machine is. quiet: whether no build
-    may run beside a turn. crash: where day 2 ends all at once, "check" or "turn"; hang: where it
-    never ends."""
+    """The steps of days with these numbers: a check, then a turn. checks, turns: their seconds.
+    together: no check ends before this many have begun, on a machine with any load. quiet: no build
+    may run during a turn. crash: the step in which day 2 crashes, "check" or "turn"; hang: the step
+    in which it never ends."""
 
     fake: Fake
     checks: float = 0.2
@@ -220,7 +220,7 @@ class Steps:
 
 
 def side_by_side(notes: list[str]) -> dict[str, int]:
-    """How many of each kind went on at a time at most, and how many of any kind beside a turn."""
+    """Return the largest number of each kind at a time, and of any kind during a turn."""
     running: set[str] = set()
     most = {"build": 0, "check": 0, "turn": 0, "beside": 0}
     for line in notes:
@@ -521,7 +521,7 @@ def test_exits_in_words() -> None:
 
 
 def test_what_is_no_event_is_output() -> None:
-    """A day may write into any descriptor: nothing of the run is lost by it."""
+    """A day may write to any descriptor: no output of the run is lost by it."""
 
     def noisy(channel: Any) -> None:
         os.write(channel._events, b'stray\n{"event": "Nothing"}\n[1]\n\xff\xfe\n')
@@ -539,7 +539,7 @@ def test_what_is_no_event_is_output() -> None:
 
 
 def test_a_child_whose_output_is_gone_still_ends() -> None:
-    """Whatever fails at its end, it must never go on with its parent's work."""
+    """After any failure at its end, it must never continue with its parent's work."""
 
     def silent(channel: Any) -> None:
         os.close(1)

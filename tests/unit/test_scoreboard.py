@@ -108,7 +108,7 @@ def test_the_fastest_rungs_make_a_pair(day: Day) -> None:
     (pair,) = pairs(day, rungs)
     assert (pair.problem, pair.cuda.rung, pair.twin.rung) == ("add", "add_v2_fast", "add_v3_triton")
     assert (pair.cuda.lines, pair.twin.lines, pair.speed) == (16, 8, 2)
-    # Of another language, or of none: what PyTorch computes.
+    # In another language, or in none: computed by PyTorch.
     assert pairs(day, [*rungs[:2], rung("of_pytorch", 1)]) == []
     assert pairs(day, [*rungs[:2], rung("add_v3_triton", 1, status=FAIL)]) == []
     assert pairs(day, [*rungs[:2], rung("add_v3_triton", None)]) == []
@@ -145,7 +145,7 @@ def test_the_block(day: Day) -> None:
     assert "day63" not in text
     assert "Measured on NVIDIA H200 (day 61): 1 pair, of which the twin is faster in 1." in text
     assert "2.00 × the speed of CUDA and 0.50 × its lines" in text
-    # Where the twin was not timed on the first GPU.
+    # The twin was not timed on the first GPU.
     other_gpu = Stored(61, {**WHERE, "gpu": "NVIDIA H100"}, rungs)
     text = scoreboard_block(days, {61: [Stored(61, WHERE, rungs[:1]), other_gpu]})
     assert row in text and "Measured on NVIDIA H100 (day 61)" in text
@@ -162,7 +162,7 @@ def test_a_readme_that_has_its_place_gets_it(day: Day) -> None:
 
 
 def test_every_rung_of_the_days_is_found() -> None:
-    """What the course's own sources bind is an item of theirs, which has lines."""
+    """Each operator bound in the course's sources is an item with lines."""
     days = [day for day in discover()[0] if twin_modules(day)]
     assert len(days) > 8
     for day in days:

@@ -1,4 +1,4 @@
-"""Which days a command line means."""
+"""Days named on a command line."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_broken_day_is_selected_with_its_error(root: Path) -> None:
     assert [day.number for day in selection.days] == [3]
     assert "x.cu" in str(selection.broken[5])
     text, broken = listing([], root)
-    listed, _, _ = text.partition("\n\n")  # what follows is where the learner stands
+    listed, _, _ = text.partition("\n\n")  # the learner's progress follows
     assert len(listed.splitlines()) == len(DAYS) - 1
     assert len(broken) == 1
 
@@ -196,7 +196,7 @@ def test_a_day_imports_files_of_its_folder(tmp_path: Path) -> None:
         'PROBLEMS = (Problem("{}", lambda case, draw: (), lambda: None, (Rung("r", "i"),), '
         "(Case((1,)),), timed=False),)\n"
     )
-    for name in ("first", "second"):  # what was read before is not remembered
+    for name in ("first", "second"):  # earlier reads are not cached
         (folder / "cases.py").write_text(declared.format(name) + "#" * len(name))
         assert [p.name for p in load_lesson(read_day(folder)).problems] == [name]
 

@@ -1,4 +1,4 @@
-"""Where dynamic shared memory begins, in the sources of all days."""
+"""The alignment of dynamic shared memory, in the sources of all days."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SINGLE = {"float", "float2", "int", "unsigned"}  # accessed one by one
 
 
 def is_misplaced(declaration: re.Match[str]) -> bool:
-    """Whether packs of 16 bytes may begin in the middle of a sector of 32: with the alignment of
-    their type, behind a kernel's own arrays (day 76 measures what it costs)."""
+    """Return True if packs of 16 bytes may begin in the middle of a sector of 32: with the
+    alignment of their type, after a kernel's own arrays (day 76 measures the cost)."""
     alignment, element = declaration.groups()
     return element not in SINGLE and int(alignment or 1) < 128
 

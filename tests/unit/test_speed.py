@@ -1,4 +1,4 @@
-"""The speed exercises: which ladder a day has, the learner's file, and what is said of a result."""
+"""The speed exercises: the ladder of a day, the learner's file, and the messages about a result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def problem(*rungs: Rung, timed: bool = True) -> Problem:
 
 LADDER = Ladder(problem(), (rung("k_v1"), rung("k_v2"), rung("k_v3")))
 
-# ---------------------------------------------------------------- which ladder
+# ---------------------------------------------------------------- the ladder
 
 
 def test_the_longest_timed_ladder_is_climbed() -> None:
@@ -74,7 +74,7 @@ def test_the_file_may_change_but_for_its_binding(tmp_path: Path) -> None:
     assert challenge.state().open
     challenge.file.write_text(challenge.start + "constexpr int MINE = 1;\n")
     assert not challenge.state().open
-    challenge.file.write_text(challenge.start + "int f() {\n")  # the compiler explains that
+    challenge.file.write_text(challenge.start + "int f() {\n")  # the compiler reports that
     assert not challenge.state().open
     name = challenge.ladder.first.name
     challenge.file.write_text(challenge.start.replace(f" {name},", " mine,"))
@@ -185,7 +185,7 @@ def test_without_a_ceiling_times_are_shown() -> None:
 
 
 class Bench(Desk):
-    """A desk whose checks give what the test says."""
+    """A desk whose checks return the test's results."""
 
     outcome = DayOutcome(1, "day01", "", PASS)
 

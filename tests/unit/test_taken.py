@@ -1,4 +1,4 @@
-"""Which days and modules a run takes: what the commit touches, then what its tree draws."""
+"""The days and modules of a run: those that the commit touches, then those that its tree draws."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DAYS, _ = discover()
 
 @pytest.fixture(autouse=True)
 def _nothing_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository in which no commit has touched anything lately."""
+    """Simulate a repository in which no commit has touched anything lately."""
     monkeypatch.setattr(taken, "touched", dict)
     monkeypatch.setattr(taken, "seed", lambda: 1)
 
 
 def _touch(monkeypatch: pytest.MonkeyPatch, **ages: int) -> None:
-    """Files, their "/" written as "__", and how many commits ago each was touched."""
+    """Mark files as touched: names with "__" for "/", and how many commits ago."""
     found: dict[Path, int] = {}
     for name, ago in sorted(ages.items(), key=lambda item: item[1]):
         file = ROOT / (name.replace("__", "/") + ".cu")
@@ -101,11 +101,11 @@ def test_modules_that_were_touched(
     assert found.get(module) == age
 
 
-# ---------------------------------------------------------------- what is collected
+# ---------------------------------------------------------------- collected tests
 
 
 class Collected:
-    """A test that pytest has found, and the session that asks what to leave out."""
+    """A test that pytest has found, with its session."""
 
     def __init__(self, path: str, purpose: str = "", day: Day | None = None):
         self.path = ROOT / path
@@ -153,12 +153,12 @@ def test_other_modules_are_left_out_unless_they_are_named() -> None:
     assert {item.path for item in _kept(found, str(ROOT / other))} == kept | {ROOT / other}
 
 
-# ---------------------------------------------------------------- what git knows
+# ---------------------------------------------------------------- git's history
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder, at first outside git, in which files are looked at."""
+    """Return a folder, at first outside git, whose files are examined."""
     monkeypatch.undo()
     root = tmp_path / "here"
     root.mkdir()

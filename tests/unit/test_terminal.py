@@ -1,4 +1,4 @@
-"""What a terminal shows of a rung: all on a wide one, what a learner needs on a narrow one."""
+"""A rung on a terminal: complete on a wide one, the part that a learner needs on a narrow one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_of_a_long_reason_that_comes_again_one_line_is_shown() -> None:
 
 
 def test_a_rung_that_comes_to_the_same_in_several_problems_is_shown_once() -> None:
-    """Twenty lines of what is known already would push the explanation off the screen."""
+    """Twenty lines of known facts would push the explanation off the screen."""
     stream = io.StringIO()
     report = Report(stream, narrow=True)
     for problem in ("p", "q", "r"):
@@ -112,7 +112,7 @@ def test_what_is_left_out_can_be_had_where_the_remark_says_so() -> None:
 
 
 def test_how_a_rung_was_checked_is_shown_on_request() -> None:
-    """A newcomer's first run needs to know nothing of it."""
+    """A newcomer's first run does not need it."""
     outcome = RungOutcome("p", "v1", "", PASS, remarks=["not timed: it is short"])
     outcome.asides = ["falls back on 25 of 50 cases"]
     for verbose in (False, True):
@@ -203,7 +203,7 @@ def coloured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def luminance(colour: tuple[int, int, int]) -> float:
-    """Relative luminance, 0 to 1 (W3C, Web Content Accessibility Guidelines 2.2)."""
+    """Return the relative luminance, 0 to 1 (W3C, Web Content Accessibility Guidelines 2.2)."""
     parts = [c / 255 for c in colour]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -215,7 +215,7 @@ def contrast(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
 
 
 def of_number(number: int) -> tuple[int, int, int]:
-    """A colour of xterm's 256: a cube of 6 levels from 16 on, and greys from 232 on."""
+    """Return a colour of xterm's 256: a cube of 6 levels from 16 on, and greys from 232 on."""
     if number >= 232:
         return (8 + 10 * (number - 232),) * 3
     levels = (0, 95, 135, 175, 215, 255)
@@ -248,7 +248,7 @@ def test_all_that_is_drawn_is_in_our_colours() -> None:
     assert used <= allowed
 
 
-# What xterm shows for the sixteen that a terminal chooses itself, where it has no more.
+# xterm's sixteen colours, which a terminal with no more may choose itself.
 SIXTEEN = {
     "31": (205, 0, 0),
     "32": (0, 205, 0),
@@ -264,7 +264,7 @@ ATTRIBUTES = {"", "0", "1", "2", "39"}  # none, bold, dim, the terminal's own co
 
 @pytest.mark.usefixtures("coloured")
 def test_a_terminal_of_sixteen_colours_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tmux and screen say that they are one, until they are configured."""
+    """tmux and screen report sixteen until they are configured."""
     monkeypatch.setenv("TERM", "screen")
     used = set(";".join(re.findall(r"\x1b\[([0-9;]*)m", drawn())).split(";")) - ATTRIBUTES
     assert used, "it is a terminal with colours"

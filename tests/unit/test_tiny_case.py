@@ -1,4 +1,4 @@
-"""One tiny case in full: which one it is, and how its numbers are written."""
+"""One tiny case in full: its choice, and the format of its numbers."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_findings_that_are_alike_are_reported_once() -> None:
 
 
 def raw_csv(*kernels: dict[str, str]) -> str:
-    """ncu's raw CSV, a line per kernel with these values; every other counter is 7."""
+    """Return ncu's raw CSV, a line per kernel with these values; every other counter is 7."""
     columns = [name for names, _ in nsight.METRICS.values() for name in names]
     lines = [["ID", "Kernel Name", *columns], [""] * (2 + len(columns))]
     for number, values in enumerate(kernels):
@@ -224,7 +224,7 @@ def test_the_cpu_backend_counts_by_the_same_names() -> None:
 def test_the_column_of_a_device_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the GPU's counters cannot be read, the stored column stays; the CPU's must be there."""
+    """If the GPU's counters cannot be read, the stored column stays; the CPU's must be there."""
 
     def rows(kernels: Sequence[Kernel]) -> dict[str, float]:
         return {kernel.name: kernel.counters["n"] for kernel in kernels}

@@ -1,4 +1,4 @@
-"""The table of what two compilers made of a day's kernels."""
+"""The table of a day's kernels as compiled by two compilers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TWIN = TritonKernel("add_kernel", {"x": "*fp32"}, {})
 
 
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: dict[str, MachineCode]) -> None:
-    """Prints the table of two kernels in CUDA around one in Triton, whose code is `codes`."""
+    """Print the table of two kernels in CUDA around one in Triton, whose code is `codes`."""
     cuda, triton = tmp_path / "add.cu", tmp_path / "add_triton.py"
     cuda.write_text(
         "void a_kernel(int n) {\n  f(n);\n}\n\nvoid b_kernel(int n) {\n  f(n);\n  g(n);\n}\n"

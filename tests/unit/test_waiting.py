@@ -1,4 +1,5 @@
-"""What tests wait for: a process is given up for want of progress alone, and none outlives them."""
+"""Waiting in tests: a process is given up only without progress, and no process outlives the
+tests."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from tests.command_line import alive
 
 
 def _own_copy() -> ModuleType:
-    """The module `tests.progress` once more: what is changed in it here must not reach those who
-    wait for other processes meanwhile, in threads of this one."""
+    """Return a second copy of the module `tests.progress`, so that changes to it do not affect
+    threads of this process that wait for other processes."""
     spec = importlib.util.spec_from_file_location("progress_under_test", ROOT / "tests/progress.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -31,13 +32,13 @@ def _own_copy() -> ModuleType:
 progress = _own_copy()
 Stuck, finish, run, wait_for = progress.Stuck, progress.finish, progress.run, progress.wait_for
 
-FOREVER = "sleep 1234.5 & wait"  # in a child of its own, as compilers are
+FOREVER = "sleep 1234.5 & wait"  # in a separate child, like compilers
 SPINNING = "while :; do :; done"
 
 
 @pytest.fixture
 def marker(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A variable by which what a test starts is found."""
+    """Yield a variable that identifies the processes started by a test."""
     value = uuid.uuid4().hex
     monkeypatch.setenv("WAITING_TEST", value)
     yield f"WAITING_TEST={value}"
@@ -51,7 +52,7 @@ def test_what_ends_is_waited_for() -> None:
 
 
 class Clock:
-    """Takes the place of the time and of what a process used, for `Progress`."""
+    """Replace the time and the processor time of a process, for `Progress`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = self.used = 0.0
@@ -92,7 +93,7 @@ def test_what_works_without_a_word_has_an_end(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_descendants_count() -> None:
-    """Those that have ended as well."""
+    """Ended ones count as well."""
     working = "import time\nwhile time.process_time() < 0.5: pass"
     before = progress.seconds_used(os.getpid())
     shell = f'"{sys.executable}" -c "{working}"; echo done; sleep 1234.5'
@@ -164,7 +165,7 @@ if __name__ == "__main__":
 def test_compilations_end_with_the_tests(
     tmp_path: Path, marker: str, numbers: list[signal.Signals]
 ) -> None:
-    """Whether these are interrupted, twice by an impatient user, or killed."""
+    """The tests are interrupted, twice by an impatient user, or killed."""
     script = tmp_path / "compiling.py"
     script.write_text(COMPILING)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

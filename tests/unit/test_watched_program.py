@@ -1,4 +1,4 @@
-"""Programs of a day that are run under a tool: what is read of a tool's report."""
+"""Programs of a day that run under a tool: the findings read from a tool's report."""
 
 from __future__ import annotations
 

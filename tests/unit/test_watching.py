@@ -1,4 +1,5 @@
-"""`--watch` on a terminal: its keys, at rest and while a check runs, and what it leaves behind."""
+"""`--watch` on a terminal: its keys, at rest and during a check, and the processes that it
+leaves."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Watching:
         self.code: int | None = None
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
-            # The terminal is its own, so that Ctrl-C reaches it as it reaches a learner's.
+            # It controls the terminal, so that Ctrl-C reaches it like a learner's process.
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
             worker = str(ROOT / "tests" / "watch_worker.py")
             os.execve(sys.executable, [sys.executable, worker, str(folder)], environment)
@@ -46,7 +47,7 @@ class Watching:
         return termios.tcgetattr(self.terminal)
 
     def sees(self, words: str) -> str:
-        """Waits until something is shown; returns all that was, up to it."""
+        """Wait until these words are shown; return all output up to them."""
         deadline = time.monotonic() + QUIET
         while words not in self.said:
             assert time.monotonic() < deadline, f"{words!r} is not in {self.said!r}"
@@ -68,7 +69,7 @@ class Watching:
         self.file.write_text(self.file.read_text() + more)
 
     def ends(self) -> int:
-        """Waits for the end; returns the exit code."""
+        """Wait for the end; return the exit code."""
         deadline = time.monotonic() + QUIET
         while self.code is None:
             assert time.monotonic() < deadline, f"it does not end: {self.said!r}"
@@ -96,7 +97,7 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
 def test_keys_and_saves_at_rest(watching: Watching) -> None:
     watching.sees("check 1 is over")
     assert "--hint" not in watching.sees(READY), "a key does it"
-    watching.presses("x\x1b[A\x1bOQ")  # no key of ours, an arrow, F2
+    watching.presses("x\x1b[A\x1bOQ")  # an unused key, an arrow, F2
     watching.presses("h")
     watching.sees("hint 1 of 3")
     watching.saves("// more\n")
@@ -121,7 +122,7 @@ def test_keys_and_saves_while_a_check_runs(watching: Watching) -> None:
     watching.sees("check 2 begins")
     watching.presses("hh")
     watching.sees("hint 1 of 3")
-    watching.sees("hint 2 of 3")  # and the check goes on
+    watching.sees("hint 2 of 3")  # and the check continues
     watching.saves("// more\n")
     assert "is over" not in watching.sees("check 3 begins")
     watching.presses("s")
@@ -179,7 +180,7 @@ def test_the_terminal_is_as_before(
 
 def test_keys_work_after_the_shell_had_the_terminal(watching: Watching) -> None:
     watching.sees(READY)
-    # What a shell does at Ctrl-Z, and at `fg`.
+    # The actions of a shell at Ctrl-Z, and at `fg`.
     termios.tcsetattr(watching.terminal, termios.TCSANOW, watching.before)
     os.kill(watching.pid, signal.SIGCONT)
     deadline = time.monotonic() + QUIET

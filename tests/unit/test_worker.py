@@ -39,8 +39,8 @@ def test_libraries_advice_is_dropped_and_later_words_are_not(
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the rungs "a" and "b" of a problem as on a GPU, with given outcomes of the checks, one
-    after the other; returns what happened, in order. full: so many timings find the memory full."""
+    """Run the rungs "a" and "b" of a problem as on a GPU, with given outcomes of the checks, in
+    order; return the events, in order. full: the number of timings that find the memory full."""
 
     def run(checks: dict[str, list[RungOutcome]], quick: bool = True, full: int = 0) -> list[Any]:
         happened: list[Any] = []

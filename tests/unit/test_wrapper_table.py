@@ -5,7 +5,7 @@ import pytest
 from tests import wrapper_table
 from tests.compilations import FOLDER
 
-# Device functions of these headers that emit no instruction of their own.
+# Device functions of these headers that emit no instruction themselves.
 HELPERS = {"shared_address", "swizzled", "wgmma_descriptor", "check_wgmma", "pin_registers"}
 
 

@@ -2,8 +2,8 @@
 //
 // The names, results and limits are those of NVIDIA's header. Groups within a warp (tiles,
 // coalesced groups) are a mask of lanes, and all that they do is a warp collective; tiles of
-// several warps have collectives of their own (wide_tile.h); a block is __syncthreads; clusters and
-// grids have a barrier of their own. Not here: barrier_arrive and barrier_wait of a grid.
+// several warps have separate collectives (wide_tile.h); a block is __syncthreads; clusters and
+// grids each have a barrier. Not here: barrier_arrive and barrier_wait of a grid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -102,7 +102,7 @@ class thread_group {
 class grid_group : public thread_group {
  public:
   grid_group() : thread_group(details::Kind::kGrid) {}
-  // Whether the kernel was launched cooperatively, so that sync() works.
+  // True if the kernel was launched cooperatively, so that sync() works.
   bool is_valid() const { return cudacpu::launched_cooperatively(); }
   unsigned long long block_rank() const { return details::block_in_grid(); }
   unsigned long long num_blocks() const { return details::blocks_of_grid(); }
@@ -117,8 +117,7 @@ inline grid_group this_grid() {
 
 // ---------------------------------------------------------------- the cluster
 
-// The blocks that are resident together: of one block, unless the launch or the kernel says how
-// many.
+// The blocks that are resident together: one block, unless the launch or the kernel asks for more.
 class cluster_group : public thread_group {
  public:
   struct arrival_token {};
@@ -195,7 +194,7 @@ inline thread_block this_thread_block() {
 }
 
 // Shared memory for the tiles of several warps of a block with up to so many threads. GPUs from
-// sm_80 on have their own for it, and so does this backend.
+// sm_80 on have separate memory for it, and so does this backend.
 template <unsigned MaxBlockSize = 1024>
 struct alignas(8) block_tile_memory {};
 
@@ -206,7 +205,7 @@ thread_block this_thread_block(block_tile_memory<MaxBlockSize>&) {
 
 // ---------------------------------------------------------------- parts of a warp
 
-// What tiles and coalesced groups have in common. Ranks count the lanes of the mask upwards.
+// The common base of tiles and coalesced groups. Ranks count the lanes of the mask upwards.
 class lane_group : public thread_group {
  public:
   unsigned meta_group_rank() const { return meta_rank_; }
@@ -298,7 +297,7 @@ class lane_tile : public lane_group {
   }
 };
 
-// Values in a tile of several warps go through memory, on a GPU in places of so many bytes.
+// Values in a tile of several warps go through memory, on a GPU in slots of so many bytes.
 constexpr size_t kWideTileBytes = 8;
 
 // A tile of several warps, all of whose threads take part in whatever it does.
@@ -348,7 +347,7 @@ class thread_block_tile
   static_assert(Size <= 1024, "a tile has at most 1024 threads");
 
   thread_block_tile(unsigned meta_rank, unsigned meta_size) : Tile(meta_rank, meta_size) {}
-  // The same tile without its parent in its type.
+  // Convert a tile to the type without the parent.
   template <class Other>
   thread_block_tile(const thread_block_tile<Size, Other>& tile)
       : Tile(tile.meta_group_rank(), tile.meta_group_size()) {}
@@ -381,7 +380,7 @@ inline thread_block_tile<1> this_thread() {
   return {0, 1};
 }
 
-// The same with a size known at run time only: `size` ranks each, the last group may have fewer.
+// Partition by a size known at run time only: `size` ranks each, the last group may have fewer.
 inline coalesced_group tiled_partition(const coalesced_group& parent, unsigned size, CUDACPU_HERE) {
   if (size == 0 || (size & (size - 1)) != 0)
     cudacpu::trap({file, line}, "tiled_partition: the size must be a power of two, not %u", size);
@@ -443,7 +442,7 @@ auto group_size(const Group& group) {
   return group.num_threads();
 }
 
-// Calls the function in one thread of the group; the second form gives its result to all.
+// Call the function in one thread of the group; the second form gives its result to all.
 template <class Group, class F, class... A>
 void invoke_one(const Group& group, F&& function, A&&... arguments) {
   if (group.thread_rank() == 0) std::forward<F>(function)(std::forward<A>(arguments)...);

@@ -30,7 +30,7 @@ inline bool __mbarrier_test_wait(__mbarrier_t* barrier, __mbarrier_token_t token
 inline bool __mbarrier_test_wait_parity(__mbarrier_t* barrier, bool parity, CUDACPU_HERE) {
   return cudacpu::mbarrier_test(barrier, parity, "__mbarrier_test_wait_parity", {file, line});
 }
-// How long the thread would sleep has no meaning here.
+// Try to wait; the time to sleep has no meaning here.
 inline bool __mbarrier_try_wait(__mbarrier_t* barrier, __mbarrier_token_t token, uint32_t,
                                 CUDACPU_HERE) {
   return cudacpu::mbarrier_test(barrier, static_cast<int>(token), "__mbarrier_try_wait",

@@ -4,7 +4,7 @@
 
 #include "cuda_awbarrier_primitives.h"
 
-// Copies 4, 8 or 16 bytes from global to shared memory, the last `zeros` of them as zeros.
+// Copy 4, 8 or 16 bytes from global to shared memory, the last `zeros` of them as zeros.
 inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes, size_t zeros = 0,
                                     CUDACPU_HERE) {
   if ((bytes != 4 && bytes != 8 && bytes != 16) || zeros > bytes)
@@ -18,7 +18,8 @@ inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes, si
 inline void __pipeline_commit() {
   cudacpu::commit_copies();
 }
-// Waits for all groups of copies but the `prior` youngest; as on a GPU, at most 8 are told apart.
+// Wait for all groups of copies but the `prior` youngest; as on a GPU, a `prior` above 8 is the
+// same as 8.
 inline void __pipeline_wait_prior(size_t prior) {
   cudacpu::wait_for_copies(prior < 8 ? static_cast<unsigned>(prior) : 8);
 }

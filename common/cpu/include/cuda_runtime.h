@@ -33,8 +33,8 @@
 
 #include "cudacpu/cuda12.h"
 
-// A program's files that are no .cu see what NVIDIA's header has for any compiler, as with nvcc:
-// they may have names such as umin of their own.
+// A program's files without the suffix .cu see the parts of NVIDIA's header that are for any
+// compiler, as with nvcc: they may define names such as umin themselves.
 #ifndef CUDACPU_HOST_FILE
 
 #include "cudacpu/thread.h"

@@ -1,13 +1,12 @@
 // nvcuda::wmma: products of small matrices that the 32 threads of a warp hold together.
 //
 // Shapes and types are NVIDIA's: half, bfloat16, int8 and uint8 as 16x16x16, 32x8x16 and 8x32x16,
-// tf32 as 16x16x8, double as 8x8x4. Every function is a warp collective: what a lane reads or
-// writes in memory it does when all 32 are there, and other lanes see it after __syncwarp(), as on
-// a GPU.
+// tf32 as 16x16x8, double as 8x8x4. Every function is a warp collective: a lane reads or writes
+// memory when all 32 are there, and other lanes see it after __syncwarp(), as on a GPU.
 //
-// CUDA does not say which lane holds which element, and a program must not depend on it.
+// CUDA does not specify which lane holds which element, and a program must not depend on it.
 // Accumulators lie here as those of PTX's mma.m16n8 do; a and b lie as is convenient. The profiler
-// is told of the accesses that nvcc 13.0 makes of them for compute capability 9.0 (but for double).
+// counts the accesses that nvcc 13.0 makes of them for compute capability 9.0 (but for double).
 // Products of halves are added in float, in order of k, and rounded once to the type of d: a tensor
 // core may differ in the last places where a sum is rounded.
 #pragma once
@@ -21,7 +20,7 @@
 #include "cudacpu/ptx.h"
 #include "cudacpu/trace.h"
 
-// For what trace_read and trace_write have told the tracer already.
+// For accesses that trace_read and trace_write have reported to the tracer already.
 #ifdef CUDACPU_TRACE
 #define CUDACPU_UNTRACED __attribute__((no_sanitize("thread")))
 #else
@@ -66,7 +65,7 @@ constexpr bool has_type() {
   return is_same_v<T, __nv_bfloat16> || is_same_v<T, precision::tf32> ||
          is_same_v<T, signed char> || is_same_v<T, unsigned char>;
 }
-// Of an accumulator, the type alone does not tell the shape: float is for half and for tf32.
+// The type alone of an accumulator does not give the shape: float is for half and for tf32.
 template <class Use, class T>
 constexpr bool is_valid(int m, int n, int k) {
   bool accumulates_tf32 = std::is_same_v<Use, accumulator> && std::is_same_v<T, float> &&
@@ -74,14 +73,14 @@ constexpr bool is_valid(int m, int n, int k) {
   return has_type<Use, T>() && (has_shape<T>(m, n, k) || accumulates_tf32);
 }
 
-// Which element a lane's e-th is.
+// The row and column of a lane's e-th element.
 struct Place {
   unsigned row, column;
 };
 
 template <class Use, int M, int N, int K>
 struct Shape;
-// Of a and b, a lane has a run of elements in one row.
+// For a and b: a lane has a run of elements in one row.
 template <int Rows, int Columns>
 struct Operand {
   static constexpr int kEach = Rows * Columns / 32;
@@ -92,8 +91,8 @@ template <int M, int N, int K>
 struct Shape<matrix_a, M, N, K> : Operand<M, K> {};
 template <int M, int N, int K>
 struct Shape<matrix_b, M, N, K> : Operand<K, N> {};
-// Of an accumulator, pairs in a row: a lane's group of four has a row, the next pair is 8 rows
-// below, the next four are 8 columns (16 rows, where there are 8 columns) further. 8x32 is 32x8
+// For an accumulator: a lane has pairs in a row. A lane's group of four has a row, the next pair is
+// 8 rows below, the next four are 8 columns (16 rows, if there are 8 columns) further. 8x32 is 32x8
 // transposed.
 template <int M, int N, int K>
 struct Shape<accumulator, M, N, K> {
@@ -160,14 +159,14 @@ inline void begin_access(const cudacpu::Operation& operation, const void* memory
                   operation.name, memory, stride, element);
 }
 
-// Where in memory an element is.
+// The offset of an element in memory.
 inline size_t offset(Place place, unsigned stride, bool by_row) {
   return by_row ? static_cast<size_t>(place.row) * stride + place.column
                 : static_cast<size_t>(place.column) * stride + place.row;
 }
 
-// How many neighbours of an accumulator lie side by side in memory: pairs, as their rows do; those
-// of 8x32 are pairs of a column.
+// The number of neighbours of an accumulator that are adjacent in memory: pairs, as their rows do;
+// those of 8x32 are pairs of a column.
 template <int M, int N>
 unsigned adjacent(layout_t layout) {
   return (M == 8 && N == 32) == (layout == mem_col_major) ? 2 : 1;
@@ -205,7 +204,7 @@ void trace_load(const T* memory, unsigned stride, cudacpu::Site site) {
   }
 }
 
-// What the elements of a and b are multiplied as.
+// The values as which the elements of a and b are multiplied.
 inline float value(__half x) {
   return __half2float(x);
 }
@@ -323,7 +322,7 @@ void fill_fragment(fragment<Use, M, N, K, T, Layout>& f,
   for (auto& element : f.x) element = value;
 }
 
-// Reads a or b from memory: row_major or col_major, `stride` elements from one row (column) to the
+// Read a or b from memory: row_major or col_major, `stride` elements from one row (column) to the
 // next.
 template <class Use, int M, int N, int K, class T, class Layout>
 CUDACPU_UNTRACED void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f,
@@ -343,7 +342,7 @@ CUDACPU_UNTRACED void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f,
   for (unsigned e = Shape::kEach; e < f.num_elements; ++e) f.x[e] = f.x[e - Shape::kEach];
 }
 
-// Reads or writes an accumulator: two neighbours of a row at a time, where they are adjacent.
+// Read or write an accumulator: two neighbours of a row at a time, where they are adjacent.
 template <int M, int N, int K, class T>
 CUDACPU_UNTRACED void load_matrix_sync(fragment<accumulator, M, N, K, T>& f,
                                        const typename details::Storage<T>::type* memory,

@@ -61,7 +61,7 @@ struct KernelWork {
   void (*loop)(void* call);
   void* call;
   size_t call_bytes;
-  // What follows is known of work that is kept.
+  // The members below are set only for work that is kept.
   std::shared_ptr<void> owner = {};     // of `call`
   const CallType* call_type = nullptr;  // null once `call` is a bound one (kernel_node.cpp)
   const KernelType* type = nullptr;     // null, too, if the kernel cannot name itself
@@ -74,12 +74,12 @@ struct ChildGraph {
 
 using Work = std::variant<KernelWork, Copy, Fill, HostCall, ChildGraph, Empty, Allocate, Release>;
 
-// Whether it can be done, with the error set if not.
+// Check that it can be done; the error if not.
 cudaError_t check(const Copy& copy);
 cudaError_t check(const Fill& fill);
 cudaError_t check(const HostCall& call);
 cudaError_t check(const Release& release);
-// Does it; checks it first.
+// Check it, then do it.
 cudaError_t perform(const Copy& copy);
 cudaError_t perform(const Fill& fill);
 cudaError_t perform(const HostCall& call);
@@ -98,11 +98,11 @@ size_t memory_of_graphs();
 // A graph has allocated memory (graph_memory.cpp).
 void note_memory_of_graphs();
 
-// Frees what the graph allocated when it ran last, as far as nobody else has.
+// Free the allocations of the graph's last run that have not been freed yet.
 void release_again(const Allocate& allocate);
 
-// What a GPU checks of a launch when it is told of one that takes place later. Runs the kernel up
-// to its first instruction, and fills in what that tells: the type, the cluster. launch.cpp
+// Check a launch that takes place later as a GPU does. Runs the kernel up to its first instruction,
+// and fills in what that shows: the type, the cluster. launch.cpp
 cudaError_t probe(KernelWork& work);
 
 // ------------------------------------------------------------------ deferred.cpp
@@ -123,7 +123,7 @@ cudaError_t defer(cudaStream_t stream, const Fill& fill);
 cudaError_t defer(cudaStream_t stream, const HostCall& call);
 cudaError_t defer(cudaStream_t stream, const Release& release);
 cudaError_t defer(cudaStream_t stream, KernelWork work);  // one that is kept
-// What this stream does next comes after the event, too.
+// Order the next work of this stream after the event, too.
 void defer_wait(cudaStream_t stream, const DeferredWork& event);
 
 // Do the work that a call waits for; nothing where streams are not late, or no work is given.
@@ -131,7 +131,7 @@ void defer_wait(cudaStream_t stream, const DeferredWork& event);
 cudaError_t wait_for(cudaStream_t stream);
 cudaError_t wait_for(const DeferredWork& work);
 cudaError_t wait_for_all();
-// The same for a query, which is a few times answered by cudaErrorNotReady.
+// Do the work for a query, which is a few times answered by cudaErrorNotReady.
 cudaError_t query(cudaStream_t stream);
 cudaError_t query(const DeferredWork& work);
 // When it was done, in seconds; nothing if it is not.
@@ -172,7 +172,7 @@ struct CUgraphExec_st {
 namespace cudacpu {
 
 cudaGraphNode_t add_node(CUgraph_st& graph, Work work, std::vector<Dependency> dependencies);
-// The same for the functions of the API, which give dependencies as an array.
+// Add a node for the functions of the API, which give dependencies as an array.
 cudaError_t add(cudaGraphNode_t* node, cudaGraph_t graph, const cudaGraphNode_t* nodes,
                 size_t count, Work work);
 std::unique_ptr<CUgraph_st> clone(const CUgraph_st& graph);
@@ -180,7 +180,7 @@ cudaGraphNodeType type_of(const CUgraphNode_st& node);
 // All nodes, each after what it depends on; fewer if they depend on each other in a circle. Of
 // those that may come next: the one that was added first, last, or any.
 std::vector<CUgraphNode_st*> order_of(const CUgraph_st& graph, const Schedule& schedule);
-// What a clone, or a child graph in it, has made of this node; null if nothing.
+// The copy of this node in a clone, or in a child graph of it; null if there is none.
 CUgraphNode_st* find_in_clone(const CUgraph_st& clone, const CUgraphNode_st* original);
 
 // The work of a node, if it is of this kind.
@@ -193,20 +193,20 @@ W* work_of(CUgraphNode_st* node) {
 inline Copy row(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return {to, bytes, from, bytes, bytes, 1, kind};
 }
-// Appends the copies of two dimensions that make up one of three (volume.cpp).
+// Append the copies of two dimensions that make up one of three (volume.cpp).
 cudaError_t slices_of(const cudaMemcpy3DParms* copy, std::vector<Copy>& slices);
 inline Fill fill_of(const cudaMemsetParams& p) {
   return {p.dst, p.pitch, p.value, p.elementSize, p.width, p.height};
 }
 
-// Runs it in an order that its dependencies allow.
+// Run it in an order that its dependencies allow.
 cudaError_t run(CUgraph_st& graph);
-// Takes over the caller's arguments, so that the work can be done later.
+// Take over the caller's arguments, so that the work can be done later.
 KernelWork keep(KernelWork work, const CallType& type);
 
 // ------------------------------------------------------------------ kernel_node.cpp
 
-// Changes kernel, grid, block, shared memory and arguments; the rest of the launch stays.
+// Change kernel, grid, block, shared memory and arguments; the rest of the launch stays.
 cudaError_t set_parameters(KernelWork& work, const cudaKernelNodeParams* parameters);
 
 // ------------------------------------------------------------------ capture.cpp
@@ -261,7 +261,7 @@ CUstream_st* stream_at(cudaStream_t stream);
 // A stream that is to be destroyed takes part no longer; without its origin, a capture ends.
 void leave_capture(cudaStream_t stream);
 
-// What becomes of work for this stream; the error says why it is refused.
+// The fate of work for this stream; the error is the reason of a refusal.
 enum class Fate { kRun, kRecord, kRefuse };
 Fate fate_of(cudaStream_t stream, cudaError_t& error);
 cudaError_t record(cudaStream_t stream, Work work);
@@ -289,12 +289,12 @@ cudaError_t submit(cudaStream_t stream, const W& work) {
 cudaError_t refuse_unsafe(const char* function);
 cudaError_t refuse_on_legacy_stream(const char* function);
 cudaError_t refuse_for_device(const char* function);
-// The same of a call that asks a stream how far it is, or waits for it.
+// The error of a call that queries a stream, or waits for it.
 cudaError_t refuse_waiting_for(cudaStream_t stream, const char* function);
-// The same of one that no captured stream knows.
+// The error of a call that is not allowed in a captured stream.
 cudaError_t refuse_in_capture(cudaStream_t stream, const char* function);
 
-// The same of one that asks an event which was recorded in a capture.
+// The error of a call that queries an event which was recorded in a capture.
 cudaError_t refuse_captured_event(cudaEvent_t event, const char* function);
 
 // Events of streams that are captured. False if that has nothing to do with it.

@@ -1,4 +1,4 @@
-// Which accesses are ordered before which, whatever the order in which threads really ran.
+// The order of accesses, whatever the order in which threads really ran.
 //
 // Each thread has a clock, which advances whenever others may learn of what it did. An access is
 // known by thread and clock. A thread knows an access if a chain of barriers, or of a fence, an
@@ -30,12 +30,12 @@ using Knowledge = std::shared_ptr<const KnownList>;
 
 Knowledge join(const Knowledge& a, const Knowledge& b);
 
-// How far a fence reaches. What reaches the device reaches the block.
+// The scope of a fence. A fence that reaches the device reaches the block.
 enum Reach : unsigned { kBlock, kDevice };
 constexpr unsigned kReaches = 2;
 
-// What is known of the memory order of an atomic operation. Those of CUDA's functions do not say:
-// their fences count, but a reader's own is not asked for.
+// The memory order of an atomic operation. CUDA's functions have none: their fences count, but a
+// fence of the reader is not required.
 struct AtomicOrder {
   bool acquires = true;
   bool acquires_on_failure = true;
@@ -48,7 +48,7 @@ struct ThreadTrace {
   Knowledge known;
   Knowledge seen;  // by relaxed atomic loads: known after a fence
   AtomicOrder next_order;
-  // What an atomic or volatile store of this thread makes known, by the reach of its fences.
+  // The accesses that an atomic or volatile store of this thread makes known, by its fences' reach.
   std::array<Knowledge, kReaches> fenced;
   // Its fences for the copy engine: their clocks, and what it knew at the last one.
   std::vector<uint32_t> engine_fences;
@@ -99,14 +99,14 @@ struct Running {
 };
 extern Running running;
 
-// Whether the running thread knows the access of thread `rank` of block `block` at its `clock`.
+// True if the running thread knows the access of thread `rank` of block `block` at its `clock`.
 bool is_known(uint32_t block, unsigned rank, uint32_t clock);
 
 void fence(Reach reach);
 void acquire_fence();
 void fence_for_engine();
 void fence_mbarrier_init();
-// Whether a fence for the copy engine lies on the way from a store of a thread to the running one:
+// True if a fence for the copy engine lies on the way from a store of a thread to the running one:
 // the former's, if the latter knows of it, or the latter's, if it knew of the store. For the store
 // that begins an mbarrier, the former's fence may also be the one for those.
 bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock, bool begins_mbarrier);
@@ -117,10 +117,10 @@ void released_at(const void* address, bool replaces);
 void released_all_at(const void* address, Reach reach, bool replaces);
 void acquired_at(const void* address);
 void seen_at(const void* address);  // by a relaxed load
-// Forgets that, and what is known of barriers; or of those at these addresses.
+// Forget that, and what is known of barriers; or of those at these addresses.
 void forget_released();
 void forget_barriers(const void* begin, const void* end);
-// Who waits for the next phase of this barrier learns of the access.
+// Make the access known to all who wait for the next phase of this barrier.
 void publish_at(const void* barrier, const Known& access);
 
 }  // namespace cudacpu::trace

@@ -1,4 +1,4 @@
-// The cards that this backend can play, and what each allows. This is the one table of them:
+// The cards that this backend can play, and the limits of each. This is the one table of them:
 // common/cpu/models.py takes the names from it.
 //
 // Limits are those of NVIDIA's programming guide, "Technical Specifications per Compute
@@ -12,7 +12,7 @@
 namespace cudacpu {
 
 struct Model {
-  const char* name;        // as --model and CUDACPU_MODEL say it: the compute capability
+  const char* name;        // as given to --model and CUDACPU_MODEL: the compute capability
   const char* card;        // an example of such a card
   int capability;          // 86 for 8.6
   int multiprocessors;     // of that card

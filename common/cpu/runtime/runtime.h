@@ -1,9 +1,9 @@
-// What the parts of the runtime library know of each other.
+// Declarations that the parts of the runtime library share.
 //
 // A launch (launch.cpp) is run by workers, one for each OS thread (pool.cpp). A worker takes blocks
 // and runs their threads as fibers (scheduler.cpp, fiber.cpp). A thread that must wait parks in a
 // barrier (barrier.cpp, cluster.cpp) or a warp collective (collective.cpp) and the worker switches
-// to the next. Whatever goes wrong ends as Launch::fail, and run_grid throws it on the thread that
+// to the next. Every failure ends as Launch::fail, and run_grid throws it on the thread that
 // launched.
 #pragma once
 
@@ -30,8 +30,8 @@ constexpr unsigned kMaxThreadsPerBlock = 1024;
 constexpr unsigned kWarpSize = 32;
 constexpr unsigned kPortableClusterSize = 8;
 constexpr size_t kSharedDefault = 48 * 1024;
-// Of arrays and textures, in elements (the guide's table of technical specifications), and how
-// their memory is aligned, in bytes.
+// Limits of arrays and textures, in elements (the guide's table of technical specifications), and
+// the alignment of their memory, in bytes.
 constexpr int kMaxWidth = 131072;
 constexpr int kMaxHeight = 65536;
 constexpr int kMaxSide3D = 16384;
@@ -64,11 +64,11 @@ class FiberPool {
     fiber->next = free_;
     free_ = fiber;
   }
-  // Takes all of them back, wherever they were; used after a launch that failed.
+  // Take all of them back, wherever they were; used after a launch that failed.
   void reset();
   bool is_guard(const void* address) const;
   const char* top_of(const void* address) const;  // the end of the stack that holds the address
-  // The memory that holds the stack with this address, and others beside it.
+  // The memory that holds the stack with this address, and other stacks.
   std::pair<const void*, const void*> mapping_of(const void* address) const;
   static size_t stack_bytes();
 
@@ -81,7 +81,7 @@ class FiberPool {
   Fiber* free_ = nullptr;
 };
 
-// Goes on where a stack was left, for good.
+// Go on where a stack was left, for good.
 extern "C" [[noreturn]] void cudacpu_continue(void* stack_pointer);
 
 // ------------------------------------------------------------------ threads, warps, blocks
@@ -192,7 +192,7 @@ struct BulkStore {
   trace::Starter starter = {};
   std::vector<char> data = {};  // empty until it is read
 };
-// Those of a thread, oldest first.
+// The bulk stores of a thread, oldest first.
 struct BulkStores {
   std::vector<BulkStore> pending;
   uint64_t done = 0;                 // stores that came before these
@@ -203,7 +203,7 @@ struct BulkStores {
 struct NamedBarrier {
   ThreadList waiting;
   unsigned arrived = 0;   // threads, in whole warps
-  unsigned expected = 0;  // as the first to arrive says
+  unsigned expected = 0;  // set by the first to arrive
   uint32_t phase = 0;     // how often it was completed
 };
 
@@ -213,8 +213,8 @@ struct MbarrierWaiters {
   ThreadList threads;
 };
 
-// Whether the shared memory of a block may be used; only in a launch with clusters can it be
-// closed.
+// The state of a block's shared memory: it may be used or not; only in a launch with clusters can
+// it be closed.
 enum class ArenaState : uint8_t { kOpen, kNotBegun, kReturned };
 
 struct ResidentBlock;
@@ -238,13 +238,13 @@ struct Cluster {
   SplitBarrier barrier;
 };
 
-// Where the threads of a tile of several warps meet.
+// The meeting point of the threads of a tile of several warps.
 struct TileMeeting {
   ThreadList waiting;
   unsigned arrived = 0;
   const TilePart* first = nullptr;  // of those that are there
 };
-// Tiles of n threads begin at 1024 / n, so that each has a number of its own.
+// Tiles of n threads begin at 1024 / n, so that each has a different number.
 struct TileMeetings {
   TileMeeting of[kMaxThreadsPerBlock / kWarpSize];
 };
@@ -310,8 +310,8 @@ struct alignas(8) Schedule {  // 8 bytes at once, which every compiler has an in
   }
 };
 
-// What becomes of a shuffle whose mask names lanes that have returned: it passes, is named, or ends
-// the launch.
+// The treatment of a shuffle whose mask names lanes that have returned: it passes, is named, or
+// ends the launch.
 enum class Masks : uint8_t { kAny, kNamed, kEndLaunch };
 
 struct Settings {
@@ -322,7 +322,8 @@ struct Settings {
   std::atomic<double> time_limit{30.0};
   std::atomic<double> spin_limit{1.5};
   std::atomic<double> stuck_limit{HUGE_VAL};
-  // When a launch first says how far it is; then each time that it has taken twice as long.
+  // The time at which a launch first reports its progress; then each time that it has taken twice
+  // as long.
   std::atomic<double> progress_after{HUGE_VAL};
   // Name a barrier at which threads that have returned were missing. The hardware goes on, but
   // CUDA's rules demand that all threads of a block reach it.
@@ -331,7 +332,7 @@ struct Settings {
   // A failed assert() ends the launch, and the context is lost, as on a GPU; else the launch
   // throws.
   std::atomic<bool> asserts_lose_context{false};
-  // A launch that writes right behind an allocation throws; else that is printed.
+  // Throw for a launch that writes right after an allocation's end; else print that.
   std::atomic<bool> writes_beyond_throw{true};
   // Put the work of streams off until something waits for it (deferred.cpp). Memory of the host
   // that this runtime does not know counts as pageable, or as pinned.
@@ -345,21 +346,21 @@ Settings& settings();
 // The card that is played.
 const Model& model();
 std::string device_name();  // "CPU backend (model 9.0)"
-// Bytes of shared memory that a block may have: what the card says, but 48 KB on a small one too,
-// for every card has them.
+// The limit of a block's shared memory in bytes: the card's, but 48 KB on a small one too, because
+// every card has them.
 size_t most_shared();
-// What only some architectures have in their a-variants.
+// Trap if the card's architecture lacks a feature of some a-variants.
 void needs_wgmma(const char* feature, Site site);
 void needs_setmaxnreg(const char* feature, Site site);
-// Why so many bytes are refused: of one block in all, of one launch.
+// The reason why so many bytes are refused: of one block in all, of one launch.
 std::string too_much_shared(size_t bytes, size_t most);
 std::string too_much_dynamic_shared(size_t bytes, size_t most);
-// What is said of a size that is this number if it is taken as signed, which is below 0.
+// The remark about a size that is this number if it is taken as signed, which is below 0.
 std::string as_negative(int64_t number);
 
 // ------------------------------------------------------------------ kernel.cpp
 
-// What is known of a kernel; found by its address.
+// The data of a kernel; found by its address.
 struct Kernel {
   std::atomic<size_t> dynamic_limit{0};  // set by cudaFuncSetAttribute; 0 until then
   std::atomic<size_t> static_shared{0};  // bytes of __shared__ variables, as far as met
@@ -381,7 +382,7 @@ std::string more_shared_than_set(size_t bytes, const Kernel& kernel);
 enum class Stop : uint8_t {
   kNo,
   kRefused,
-  kRestart,  // with the cluster that the kernel asks for; nothing of it has run
+  kRestart,  // with the cluster that the kernel requires; nothing of it has run
   kProbed,   // nothing of it was to run
   kFailed,
   kAsserted,
@@ -406,7 +407,7 @@ struct Launch {
   std::atomic<uint64_t> next_position{0};
   std::atomic<Kernel*> kernel{nullptr};
   std::atomic<const char*> signature{nullptr};
-  std::atomic<const KernelType*> type{nullptr};  // null, too, if the kernel cannot tell
+  std::atomic<const KernelType*> type{nullptr};  // null, too, if unknown to the kernel
   std::atomic<Stop> stop{Stop::kNo};
   std::atomic<size_t> printed_bytes{0};
   std::atomic<bool> named_a_barrier{false};  // see Settings::strict_barriers
@@ -420,15 +421,15 @@ struct Launch {
   std::vector<std::pair<uint64_t, std::string>> printed;
 
   bool stopping() const { return stop.load(std::memory_order_relaxed) != Stop::kNo; }
-  // Ends the launch; the first call gives the reason.
+  // End the launch; the first call gives the reason.
   void fail(Stop reason, std::string message);
-  // Adds to the reason of a launch that ran out of time or was interrupted, once.
+  // Add to the reason of a launch that ran out of time or was interrupted, once.
   void add(const std::string& detail);
-  // Ends it as a GPU does that cannot run it: an error code and no effect.
+  // End it as a GPU does that cannot run it: an error code and no effect.
   void refuse(cudaError_t code, std::string reason = "");
-  // Ends it when it has come to the kernel's first instruction, which was all that it was for.
+  // End it when it has come to the kernel's first instruction, which was all that it was for.
   void end_probe();
-  // Ends it before anything has run, because the kernel asks for this cluster.
+  // End it before anything has run, because the kernel requires this cluster.
   void restart(dim3 cluster);
   uint64_t cluster_at(uint64_t position) const;
   std::string kernel_name() const;
@@ -443,10 +444,10 @@ class Worker {
  public:
   explicit Worker(unsigned number);
 
-  // Runs blocks of the launch until none is left, or it stops.
+  // Run blocks of the launch until none is left, or it stops.
   void run(Launch& launch);
 
-  // Of the running thread:
+  // Called by the running thread:
   bool start_next();  // see next_thread()
   // It is in a queue, and will be resumed from it. Returns where to go on (see cudacpu_suspend).
   void* suspend(Thread& self, const Wait& wait, void* stack_pointer) {
@@ -462,7 +463,7 @@ class Worker {
   uint32_t active_mask(Site site);
   uint32_t place(SharedVariable& variable, Site site);
   void report_exception(const char* what);
-  // tell(offset in the arena, bytes, declaration) for each one in use.
+  // Call tell(offset in the arena, bytes, declaration) for each one in use.
   template <class Tell>
   void each_shared_variable(Tell tell) const {
     if (launch_->config.shared_bytes)
@@ -480,7 +481,7 @@ class Worker {
   void progress() { polls_ = 0; }
   std::vector<MbarrierWaiters> mbarrier_waiters;
   uint32_t random();
-  // Whether asynchronous work that is asked for now takes place at once.
+  // True if asynchronous work that starts now takes place at once.
   bool completes_at_once() {
     Completion when = launch_->schedule.completion;
     if (trace::is_on()) return false;  // the tracer sees for itself what a copy could race with
@@ -566,11 +567,11 @@ void forget_undefined_shuffle();
 
 // ------------------------------------------------------------------ split_barrier.cpp
 
-// Of the running thread, which keeps in `mine` where it is. It has arrived when it waits.
+// Called by the running thread, whose place is in `mine`. It has arrived when it waits.
 void arrive(SplitBarrier& barrier, ArrivalPhase& mine, const char* what, Site site);
 void wait(SplitBarrier& barrier, ArrivalPhase& mine, const char* what, Site site);
 void leave(SplitBarrier& barrier, ArrivalPhase& mine);  // a thread returns
-// What the thread waits for if it waits there, for messages; or "".
+// A description of the wait if the thread waits there, for messages; or "".
 std::string describe(const SplitBarrier& barrier, const Thread& thread, const char* whose);
 void leave_split_barrier(Thread& thread);  // of its block
 
@@ -584,15 +585,15 @@ void leave_cluster_barrier(Thread& thread);  // the thread returns
 std::string describe_cluster_barrier(const Thread& thread);
 // The block of the running thread's cluster with this address in its shared memory, or null.
 ResidentBlock* block_around(const void* pointer);
-// The same; traps unless there is one, and it runs.
+// The block with this address; trap unless there is one, and it runs.
 ResidentBlock& running_block_around(const void* pointer, const char* what, Site site);
 std::string explain_closed_arena(const ResidentBlock& block);
 
 // ------------------------------------------------------------------ async_copy.cpp
 
-void forget_async_copies(ResidentBlock& block);  // nobody waits for them any more
+void forget_async_copies(ResidentBlock& block);  // when all waits for them have ended
 AsyncCopies& copies_of_current();
-// Performs the first copies of this thread of the block, as far as that has not been done. clock:
+// Perform the first copies of this thread of the block, as far as that has not been done. clock:
 // the time of that thread from which on they are done, for the tracer.
 void perform_copies(ResidentBlock& block, AsyncCopies& copies, uint64_t until, uint32_t clock);
 
@@ -606,13 +607,13 @@ void forget_bulk_stores(ResidentBlock& block);
 // ------------------------------------------------------------------ named_barrier.cpp,
 // mbarrier.cpp
 
-// Begins a transfer to a block of the running thread's cluster; `barrier` is in the same block.
+// Begin a transfer to a block of the running thread's cluster; `barrier` is in the same block.
 void check_mbarrier_place(const uint64_t* barrier, const char* what, Site site);
 void check_bulk_copy(const void* to, const void* from, int bytes, const char* what, Site site);
 void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, Site site);
 
 void forget_named_barriers(ResidentBlock& block);
-// What a thread that waits in such a barrier waits for, for messages; or "".
+// A description of the wait of a thread in such a barrier, for messages; or "".
 std::string describe_named_barrier(const Thread& thread);
 std::string describe_mbarrier(const Thread& thread);
 
@@ -624,18 +625,18 @@ std::string describe_warpgroup(const Thread& thread);
 // ------------------------------------------------------------------ pool.cpp
 
 Worker& this_worker();
-// Whether every worker of the launch has only polled since then, and still does.
+// True if every worker of the launch has only polled since then, and still does.
 bool everybody_polls(const Launch& launch, double since);
-// Whether a worker of the launch has answered the watchdog with the same thread so many times.
+// True if a worker of the launch answered the watchdog with the same thread so many times.
 bool somebody_answered_alike(const Launch& launch, unsigned times);
-// Sends the signal to the OS threads that run this launch.
+// Send the signal to the OS threads that run this launch.
 void signal_workers(const Launch& launch, int signal);
-// Runs the launch on as many OS threads as are worth it; returns when all are done.
+// Run the launch on as many OS threads as are worth it; return when all are done.
 void run_on_workers(Launch& launch);
 
 // ------------------------------------------------------------------ watchdog.cpp
 
-// Watches a launch while in scope: ends it after the time limit, or on SIGINT.
+// Watch a launch while in scope: end it after the time limit, or on SIGINT.
 class Watch {
  public:
   explicit Watch(Launch& launch);
@@ -656,7 +657,7 @@ void use_signal_stack();  // by this OS thread
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 std::string in_bytes(size_t n);              // "1 byte", "4 bytes"
 std::string describe(const Thread& thread);  // a line
-// Groups threads by where they wait; a line for each group.
+// Group threads by where they wait; a line for each group.
 std::string describe_waiting(const std::vector<ResidentBlock*>& blocks);
 std::string library_at(const void* pc);   // the file that it was loaded from, or ""
 std::string source_line(const void* pc);  // "file:line" through addr2line, or ""
@@ -665,9 +666,9 @@ double seconds();
 // ------------------------------------------------------------------ addresses.cpp
 
 #if defined(CUDACPU_ADDRESS)
-// Bytes beside each part of a block's shared memory that no thread may touch.
+// Bytes next to each part of a block's shared memory that no thread may touch.
 constexpr size_t kSharedGap = 256;
-// Ends the launch if one of the bytes is out of bounds. For what the runtime itself reads and
+// End the launch if one of the bytes is out of bounds. For what the runtime itself reads and
 // writes for the running thread; its kernel's own accesses are checked by the compiler.
 void check_access(const void* address, size_t bytes, bool write, Site site);
 void check_spans(const trace::Spans& spans, Site site);
@@ -693,16 +694,16 @@ constexpr size_t kArenaBytes = 256 * 1024;
 char* map_arena();
 void unmap_arena(char* arena);
 bool is_in_arena(const Block& block, const void* pointer);
-// Opens or closes the shared memory of a block of a cluster.
+// Open or close the shared memory of a block of a cluster.
 void set_arena_state(ResidentBlock& block, ArenaState state);
 
 // ------------------------------------------------------------------ names.cpp
 
-// What lies at an address, or what it is just beside; "" where nothing there has a name.
+// The name of the object at an address, or next to it; "" if nothing there has a name.
 std::string describe_address(const void* address, size_t bytes);
-// The same of an address in the shared memory of a block of this worker.
+// Describe an address in the shared memory of a block of this worker.
 std::string describe_shared(const ResidentBlock& block, const void* address, size_t bytes);
-// Names a variable of a kernel file (__device__, __constant__), for good.
+// Name a variable of a kernel file (__device__, __constant__), for good.
 void name_variable(const void* begin, size_t bytes, const char* name);
 
 // ------------------------------------------------------------------ errors.cpp
@@ -711,7 +712,8 @@ void name_variable(const void* begin, size_t bytes, const char* name);
 // error.
 cudaError_t set_error(cudaError_t code, std::string reason);
 cudaError_t set_error(cudaError_t code);
-// A launch by <<<>>> was refused: only cudaGetLastError tells. launch: what the reason names.
+// Record that a launch by <<<>>> was refused: only cudaGetLastError returns it. launch: named by
+// the reason.
 void note_refused_launch(const LaunchSite& site, const std::string& launch, cudaError_t code);
 // A kernel has failed in a way after which a GPU's context answers every call with this error;
 // cudaSuccess: a new context.
@@ -724,7 +726,7 @@ cudaError_t lost_context();
 // Tensors live on device 0. There is another one as long as a launcher is checked.
 cudaError_t check_device(int device);
 int device_count();
-// Throws if a launcher that is checked gives work to the default stream, or has another device than
+// Throw if a launcher that is checked gives work to the default stream, or has another device than
 // the tensors' as its current one. what: "a kernel was launched".
 void check_caller(cudaStream_t stream, const char* what, Site site);
 // While in scope, kernels and the runtime's own copies may use what is closed to host code: the
@@ -734,12 +736,12 @@ class MemoryOpen {
   MemoryOpen();
   ~MemoryOpen();
 };
-// Whether host code that touches this address may go on: it is a tensor's, and open from now on.
+// True if host code that touches this address may go on: it is a tensor's, and open from now on.
 bool host_may_go_on(const void* address, void* pc);
 // The name of the tensor at this address that kernels may only read, or "".
 std::string read_only_tensor_at(const void* address);
 void count_work();
-// Whether PyTorch's current stream is one of its own (on) or the default one.
+// Let PyTorch's current stream be a separate one (on), or the default one.
 void play_current_stream(bool on);
 // Kept for what explains a wrong result, while a launcher is checked: a kernel has run; threads of
 // a block had returned when the others met at a barrier.
@@ -748,37 +750,37 @@ void note_early_return(const ResidentBlock& block, const Barrier& barrier);
 
 // ------------------------------------------------------------------ device_pages.cpp
 
-// Closes whole pages of device memory to the host code of a program, and opens them for good.
+// Close whole pages of device memory to the host code of a program, and open them for good.
 void close_to_host(void* address, size_t bytes);
 void open_to_host(void* address);
-// Opens all of them as long as something on the device runs: see MemoryOpen.
+// Open all of them as long as something on the device runs: see MemoryOpen.
 void begin_device_work();
 void end_device_work();
-// Prints what is wrong if this address, which host code could not access, is device memory.
+// Print what is wrong if this address, which host code could not access, is device memory.
 void explain_host_access(const void* address, void* pc);
 
 // ------------------------------------------------------------------ memory.cpp
 
-// Whether kernels may get no pointers to host memory, as in whole programs; a tensor is host
+// True if kernels may get no pointers to host memory, as in whole programs; a tensor is host
 // memory.
 bool refuses_host_pointers();
-// Whether an address is neither null, nor in or right behind what this runtime has allocated or
-// registered, nor in a variable or function of the program or a library.
+// True if an address is not null, and not in or right after the end of an allocation or
+// registration of this runtime, nor in a variable or function of the program or a library.
 bool is_host_memory(const void* address);
 // Some of these bytes, of arguments or of an array of pointers, may be addresses of allocations,
 // which something else may write to from now on.
 void note_given(const void* data, size_t bytes);
-// Where in which allocation of the runtime API it lies, or "".
+// A description of the allocation of the runtime API that holds it, and of the place, or "".
 std::string describe_allocation(const void* address);
 // The allocation of the runtime API that holds the address; null if none does.
 std::pair<const void*, size_t> allocation_around(const void* address);
-// Names each allocation of which a byte right behind its end was changed since the last launch: a
-// GPU lets that pass. "" for none.
+// Name each allocation of which a byte right after its end was changed since the last launch: a GPU
+// lets that pass. "" for none.
 std::string writes_beyond_allocations(const Launch& launch);
 // For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it
 // is the graph's.
 cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream, bool& captured);
-// Where streams are late, memory that was freed is kept until no work is left that may use it. The
+// If streams are late, memory that was freed is kept until no work is left that may use it. The
 // first throws if the address is in such memory; `what` uses it.
 void refuse_freed_memory(const void* address, const std::string& what);
 void forget_freed_memory();
@@ -793,7 +795,7 @@ bool is_of_pool(const void* address);
 
 // ------------------------------------------------------------------ shared_between_processes.cpp
 
-// Whether this process has memory that others use, too, so that one may wait for them.
+// True if this process shares memory with others, so that one may wait for them.
 bool shares_memory();
 // The memory at this address is about to be freed.
 void stop_sharing(void* address);

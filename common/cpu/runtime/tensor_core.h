@@ -1,4 +1,4 @@
-// What the operations of tensor cores share: the lanes of a warp, and elements as numbers.
+// Common parts of the operations of tensor cores: a warp's lanes, and elements as numbers.
 #pragma once
 
 #include "runtime.h"
@@ -10,7 +10,7 @@
 
 namespace cudacpu {
 
-// What each lane brought. False if a lane is missing, which every other then learns.
+// Collect the values of each lane. False if a lane is missing, which every other then learns.
 template <class Exchange>
 bool take_exchanges(Thread* lanes, uint32_t arrived, Exchange* (&exchanges)[kWarpSize]) {
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {

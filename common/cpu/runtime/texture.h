@@ -22,7 +22,7 @@ struct cudaArray {
 
 namespace cudacpu {
 
-// What a texture or a surface shows of memory.
+// The memory that a texture or a surface covers.
 struct Image {
   char* data;
   int size[3];   // elements along x, y, z; 1 for a dimension that it lacks
@@ -50,9 +50,9 @@ struct Surface {
   Image image;
 };
 
-// Whether it is an array that exists.
+// True if it is an array that exists.
 bool is_array(const cudaArray* array);
-// The object of this handle; null for what is no such object.
+// The object of this handle; null for a handle that does not exist.
 const Texture* texture_at(cudaTextureObject_t handle);
 const Surface* surface_at(cudaSurfaceObject_t handle);
 

@@ -1,4 +1,4 @@
-// What the runtime tells the tracer. Only in builds of the variant "trace"; elsewhere, nothing.
+// Calls of the runtime to the tracer. Only in builds of the variant "trace"; elsewhere, nothing.
 //
 // There, the compiler calls __tsan_read4 and its like at every access (tracer.cpp). An access is
 // checked against those before it (races.cpp, with what is ordered from happens_before.cpp),
@@ -27,7 +27,7 @@ struct Starter {
 
 enum class Kind : uint8_t { kRead, kWrite, kAtomic };
 
-// What something asynchronous reads and writes while it is under way.
+// The bytes that asynchronous work reads and writes while it is under way.
 struct Span {
   const void* begin;
   size_t bytes;
@@ -36,14 +36,14 @@ struct Span {
 };
 using Spans = std::vector<Span>;
 
-// A copy, while it is under way, relies on the mbarrier where its bytes are counted: a read, so
-// that it must have been initialised before, with a fence, and may not be initialised anew
-// meanwhile.
+// The bytes of the mbarrier that counts a copy, which relies on them while it is under way: a read,
+// so that the mbarrier must have been initialised before, with a fence, and may not be initialised
+// again meanwhile.
 inline Span mbarrier_span(const uint64_t* barrier) {
   return {barrier, sizeof *barrier, Kind::kRead, true};
 }
 
-// Adds one, or makes the last one longer.
+// Add one, or make the last one longer.
 inline void add_span(Spans& spans, const void* begin, size_t bytes, Kind kind) {
   if (!spans.empty()) {
     Span& last = spans.back();
@@ -87,11 +87,11 @@ void mbarrier_initialised(const void* barrier, Site site);
 uint32_t clock_of_current();
 void copy_started(const void* to, const void* from, size_t bytes, size_t valid, Site site);
 void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes, uint32_t clock);
-// The same of the copy engine and of wgmma, which see what threads have stored only after a fence
-// for them.
+// Start work of the copy engine or a wgmma, which see the stores of threads only after a fence for
+// them.
 Starter work_started(const Spans& spans, Site site);
 void work_done(const Spans& spans, const Starter& starter, uint32_t clock);
-// It is done, for whoever waits for the phase of this barrier.
+// Record that it is done, for all who wait for the phase of this barrier.
 void work_done_at(const void* barrier, const Spans& spans, const Starter& starter);
 
 // Device memory of the runtime API, of which nothing has been written yet (unset_memory.cpp).
@@ -104,8 +104,8 @@ void written(const void* begin, size_t bytes);
 // how a GPU arranges them in memory is not known.
 void image_accessed(const void* begin, size_t bytes, Kind kind, Site site);
 
-// Whether accesses are looked at. Then one OS thread runs the launch, and copies are as late as
-// they can be, whatever the order of threads.
+// True if accesses are recorded. Then one OS thread runs the launch, and copies are as late as they
+// can be, whatever the order of threads.
 bool is_on();
 
 #else
@@ -144,8 +144,8 @@ inline bool is_on() {
 
 #endif
 
-// Whether anybody wants to know what something asynchronous reads and writes: the tracer, or in
-// builds of the variant "address" who checks it when it is started.
+// True if the bytes that asynchronous work reads and writes are needed: by the tracer, or in builds
+// of the variant "address" by the check when it is started.
 inline bool wants_spans() {
 #ifdef CUDACPU_ADDRESS
   return true;

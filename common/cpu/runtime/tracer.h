@@ -1,4 +1,4 @@
-// What the parts of the tracer know of each other.
+// Declarations that the parts of the tracer share.
 #pragma once
 
 #include "happens_before.h"
@@ -10,8 +10,8 @@ Mode mode();
 
 // ------------------------------------------------------------------ tracer.cpp
 
-// Where an access stands: an address in the code and the one that its function was called from; or
-// a place in the source, for what the runtime does on behalf of a thread.
+// The place of an access: an address in the code and the one that its function was called from; or
+// a place in the source, for an access by the runtime on behalf of a thread.
 struct AccessSite {
   const void* pc;
   const void* caller;
@@ -56,14 +56,14 @@ void meet_warp(Thread* lanes, uint32_t which);
 
 // ------------------------------------------------------------------ unset_memory.cpp
 
-// Whether some of these bytes are device memory that nothing has written.
+// True if some of these bytes are device memory that nothing has written.
 bool reads_unset(uintptr_t address, size_t bytes);
 
 // ------------------------------------------------------------------ races.cpp
 
 void check_access(const Access& access);
-// What that thread had started here by that time is done, as an access of it at time `clock`.
-// owner: of shared memory; null for global memory.
+// Mark the work that that thread had started here by that time as done, as an access of it at time
+// `clock`. owner: of shared memory; null for global memory.
 void settle(uintptr_t address, size_t bytes, ResidentBlock* owner, const Starter& starter,
             uint32_t clock);
 void begin_shared_shadow(BlockTrace& block);

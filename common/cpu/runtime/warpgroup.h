@@ -1,7 +1,8 @@
-// What a warpgroup has under way: wgmmas that were issued, their accumulators, their groups.
+// The work that a warpgroup has under way: wgmmas that were issued, their accumulators, their
+// groups.
 //
-// Warps issue on their own and never wait for each other there. A wgmma is one operation of four
-// parts, 16 rows for each warp; it is complete, for whoever waits, when all four have been issued
+// Each warp issues alone and never waits for the others there. A wgmma is one operation of four
+// parts, 16 rows for each warp; it is complete, for all who wait, when all four have been issued
 // and computed.
 #pragma once
 

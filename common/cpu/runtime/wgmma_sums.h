@@ -1,4 +1,4 @@
-// How wgmma adds up: in float; products of fp8 as Hopper does, with 13 bits.
+// Sums of wgmma: in float; products of fp8 as Hopper does, with 13 bits.
 #pragma once
 
 #include "tensor_core.h"
@@ -40,9 +40,9 @@ inline int32_t exponent_of(float x, int32_t least) {
 }
 
 // The same as multiply_add for fp8 (depth 32), with the bits that an H200 keeps: the exponents of a
-// product's factors are added, and 13 bits below the largest such sum, or the exponent of what is
-// in `sums` already, all 33 numbers are cut off; so is their sum 13 bits below its own exponent.
-// (Fitted to an H200's results, and equal to them.) `least_a` and `least_b`: see exponent_of.
+// product's factors are added, and 13 bits below the largest such sum, or the exponent of the value
+// in `sums`, all 33 numbers are cut off; so is their sum 13 bits below its exponent. (Fitted to an
+// H200's results, and equal to them.) `least_a` and `least_b`: see exponent_of.
 inline void multiply_add_fp8(float* sums, const float* a, const float* b, unsigned n,
                              int32_t least_a, int32_t least_b) {
   constexpr unsigned kDepth = 32;

@@ -1,4 +1,4 @@
-// What clangd, and clang, must see before a day's .cu: what nvcc has and clang lacks.
+// Declarations for clangd and clang before a day's .cu: those that nvcc has and clang lacks.
 #pragma once
 
 // clang calls this at each <<<…>>> where it does not know the CUDA toolkit's version.

@@ -9,10 +9,10 @@
 
 namespace ptx {
 
-// Makes what this thread wrote to shared memory, an mbarrier's initialisation included, visible to
-// the copy engine: wherever stores are followed by a copy, and between mbarrier_init and the first
-// copy_bulk, where fence_mbarrier_init will do, too. On the CPU only the tracer asks for it; a trap
-// before sm_90.
+// Make this thread's writes to shared memory, an mbarrier's initialisation included, visible to the
+// copy engine: wherever stores are followed by a copy, and between mbarrier_init and the first
+// copy_bulk, where fence_mbarrier_init suffices, too. On the CPU only the tracer requires it; a
+// trap before sm_90.
 // PTX: fence.proxy.async.shared::cta;
 __device__ __forceinline__ void fence_for_copy_engine() {
 #ifdef CUDA_ON_CPU
@@ -24,7 +24,7 @@ __device__ __forceinline__ void fence_for_copy_engine() {
 #endif
 }
 
-// Starts a copy of `bytes` from global to shared memory. Both addresses and `bytes` are multiples
+// Start a copy of `bytes` from global to shared memory. Both addresses and `bytes` are multiples
 // of 16. When it is complete, as many bytes of those due at `barrier` have come. A trap before
 // sm_90. PTX: cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [to], [from],
 // bytes, [barrier];
@@ -43,7 +43,7 @@ __device__ __forceinline__ void copy_bulk(void* shared_to, const void* global_fr
 #endif
 }
 
-// Starts a copy of `bytes` from this block's shared memory to that of block `rank` of the cluster.
+// Start a copy of `bytes` from this block's shared memory to that of block `rank` of the cluster.
 // `shared_to` and `barrier` are given as addresses in this block; the copy writes, and is counted
 // by, what lies there in the other. Addresses and `bytes` are multiples of 16.
 // PTX: cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [from], bytes,
@@ -66,7 +66,7 @@ __device__ __forceinline__ void copy_bulk_to_rank(void* shared_to, uint32_t rank
 #endif
 }
 
-// Starts a copy of `bytes` from this block's shared memory to global memory, as a part of this
+// Start a copy of `bytes` from this block's shared memory to global memory, as a part of this
 // thread's next bulk group. Both addresses and `bytes` are multiples of 16. What threads wrote to
 // the source comes before by fence_for_copy_engine in each of them and a barrier.
 // PTX: cp.async.bulk.global.shared::cta.bulk_group [to], [from], bytes;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_bulk(void* global_to, const void* shared_f
 #endif
 }
 
-// Closes this thread's stores since the last commit into a group, which may be empty.
+// Close this thread's stores since the last commit into a group, which may be empty.
 // PTX: cp.async.bulk.commit_group;
 __device__ __forceinline__ void bulk_commit() {
 #ifdef CUDA_ON_CPU
@@ -96,7 +96,7 @@ __device__ __forceinline__ void bulk_commit() {
 #endif
 }
 
-// Waits until all bulk groups of this thread but the N youngest have read their shared memory, so
+// Wait until all bulk groups of this thread but the N youngest have read their shared memory, so
 // that it may be overwritten, or the block return.
 // PTX: cp.async.bulk.wait_group.read N;
 template <int N>
@@ -111,7 +111,7 @@ __device__ __forceinline__ void bulk_wait_read() {
 #endif
 }
 
-// Waits until all bulk groups of this thread but the N youngest are complete: this thread sees what
+// Wait until all bulk groups of this thread but the N youngest are complete: this thread sees what
 // they wrote to global memory.
 // PTX: cp.async.bulk.wait_group N;
 template <int N>

@@ -1,4 +1,4 @@
-// Loads, stores and prefetches that say how long caches should keep the data (sm_70).
+// Loads, stores and prefetches with a hint how long caches should keep the data (sm_70).
 //
 // A hint changes no result, only what is in the caches afterwards. CUDA C++ has some of these as
 // __ldcs, __stcg and so on; it has none without allocation in L1, and no policies. T: 4, 8 or 16
@@ -14,7 +14,7 @@
 namespace ptx {
 
 namespace detail {
-// What a load brings and a store takes: T as registers of 32 bits.
+// The data of a load or a store: T as registers of 32 bits.
 template <typename T>
 struct Words {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "T has 4, 8 or 16 bytes");
@@ -101,7 +101,7 @@ PTX_STORE(no_allocate, "L1::no_allocate")
 #undef PTX_LOAD
 #undef PTX_STORE
 
-// Asks for the line with this address in L1 (and L2), or in L2 alone. Goes on at once.
+// Request the line with this address in L1 (and L2), or in L2 alone, without waiting.
 // PTX: prefetch.global.L1 [from];
 __device__ __forceinline__ void prefetch_l1([[maybe_unused]] const void* global_from) {
 #ifndef CUDA_ON_CPU
@@ -124,7 +124,7 @@ __device__ __forceinline__ uint64_t policy_evict_first() {
 #endif
   return policy;
 }
-// The same: their lines leave L2 last. sm_80.
+// The same policy for lines that leave L2 last. sm_80.
 // PTX: createpolicy.fractional.L2::evict_last.b64 policy, 1.0;
 __device__ __forceinline__ uint64_t policy_evict_last() {
   uint64_t policy = 0;

@@ -85,7 +85,7 @@ __device__ __forceinline__ dim3
 
 // ---------------------------------------------------------------- the cluster's barrier
 
-// Arrives at the barrier of the cluster without waiting. What this thread wrote before is visible
+// Arrive at the barrier of the cluster without waiting. What this thread wrote before is visible
 // to those that have waited. Every thread arrives, then waits. PTX: barrier.cluster.arrive.release;
 __device__ __forceinline__ void cluster_arrive(PTX_ONLY_HERE) {
 #ifdef CUDA_ON_CPU
@@ -97,7 +97,7 @@ __device__ __forceinline__ void cluster_arrive(PTX_ONLY_HERE) {
 #endif
 }
 
-// The same, which makes no writes visible: to say that a block has begun, or is done with reading.
+// Arrive without making writes visible: to signal that a block has begun, or is done with reading.
 // PTX: barrier.cluster.arrive.relaxed;
 __device__ __forceinline__ void cluster_arrive_relaxed(PTX_ONLY_HERE) {
 #ifdef CUDA_ON_CPU
@@ -109,7 +109,7 @@ __device__ __forceinline__ void cluster_arrive_relaxed(PTX_ONLY_HERE) {
 #endif
 }
 
-// Waits until all threads of the cluster that have not returned have arrived.
+// Wait until all threads of the cluster that have not returned have arrived.
 // PTX: barrier.cluster.wait.acquire;
 __device__ __forceinline__ void cluster_wait(PTX_ONLY_HERE) {
 #ifdef CUDA_ON_CPU
@@ -186,7 +186,7 @@ __device__ __forceinline__ uint32_t load_from_rank(const uint32_t* shared, uint3
 #endif
 }
 
-// Stores a 32-bit word there.
+// Store a 32-bit word there.
 // PTX: st.shared::cluster.u32 [address], value; where mapa.shared::cluster has made the address
 __device__ __forceinline__ void store_to_rank(uint32_t* shared, uint32_t rank,
                                               uint32_t value PTX_HERE) {
@@ -206,8 +206,8 @@ __device__ __forceinline__ void store_to_rank(uint32_t* shared, uint32_t rank,
 #endif
 }
 
-// The same while the thread goes on: when the word is there, 4 of the bytes due at the mbarrier
-// `barrier` of block `rank` have come. Both addresses are given as those of this block.
+// Store asynchronously: when the word is there, 4 of the bytes due at the mbarrier `barrier` of
+// block `rank` have come. Both addresses are given as those of this block.
 // PTX: st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [address], value, [barrier]; where
 // mapa.shared::cluster has made both addresses
 __device__ __forceinline__ void store_async_to_rank(uint32_t* shared, uint32_t rank, uint32_t value,
@@ -249,9 +249,9 @@ __device__ __forceinline__ void mbarrier_arrive_at_rank(uint64_t* barrier, uint3
 #endif
 }
 
-// The same, but it orders nothing, so nvcc need not wait until this thread's writes are visible in
+// Arrive without ordering anything, so nvcc need not wait until this thread's writes are visible in
 // the cluster: for a thread that only read, as a consumer that returns a buffer. The CPU backend
-// takes it for a release: its race detector misses a write before it.
+// treats it as a release: its race detector misses a write before it.
 // PTX: mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [barrier]; where mapa.shared::cluster
 // has made the address
 __device__ __forceinline__ void mbarrier_arrive_relaxed_at_rank(uint64_t* barrier,

@@ -1,4 +1,4 @@
-// Copies from global to shared memory that run while the thread goes on (sm_80).
+// Copies from global to shared memory that run while the thread continues (sm_80).
 //
 // A thread starts copies, closes them into a group (commit), and later waits until at most N of its
 // youngest groups are still under way. What has arrived is visible to the thread that waited; other
@@ -16,7 +16,7 @@
 
 namespace ptx {
 
-// Starts a copy of Bytes (4, 8 or 16) from global to shared memory; both addresses must be
+// Start a copy of Bytes (4, 8 or 16) from global to shared memory; both addresses must be
 // multiples of Bytes. 16 bytes pass by the L1 cache (.cg), fewer cannot (.ca).
 // PTX: cp.async.cg.shared.global [to], [from], 16;   or   cp.async.ca.shared.global …, 4 or 8;
 template <int Bytes>
@@ -37,8 +37,8 @@ __device__ __forceinline__ void cp_async(void* shared_to, const void* global_fro
 #endif
 }
 
-// The same, of which only the first `valid` bytes (0 to Bytes) are read and the rest becomes zero:
-// for the edge of a matrix. With 0, global_from is not read, but must still be aligned.
+// Start a copy of which only the first `valid` bytes (0 to Bytes) are read and the rest becomes
+// zero: for the edge of a matrix. With 0, global_from is not read, but must still be aligned.
 // PTX: cp.async.cg.shared.global [to], [from], 16, valid;   or   .ca with 4 or 8
 template <int Bytes>
 __device__ __forceinline__ void cp_async_zero_fill(void* shared_to, const void* global_from,
@@ -61,7 +61,7 @@ __device__ __forceinline__ void cp_async_zero_fill(void* shared_to, const void* 
 #endif
 }
 
-// Closes this thread's copies since the last commit into a group, which may be empty.
+// Close this thread's copies since the last commit into a group, which may be empty.
 // PTX: cp.async.commit_group;
 __device__ __forceinline__ void cp_async_commit() {
 #ifdef CUDA_ON_CPU
@@ -71,7 +71,7 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-// Waits until all groups of this thread are complete but the N youngest.
+// Wait until all groups of this thread are complete but the N youngest.
 // PTX: cp.async.wait_group N;
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
-// Waits for all copies of this thread, committed or not.
+// Wait for all copies of this thread, committed or not.
 // PTX: cp.async.wait_all;
 __device__ __forceinline__ void cp_async_wait_all() {
 #ifdef CUDA_ON_CPU

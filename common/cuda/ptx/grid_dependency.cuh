@@ -10,7 +10,7 @@
 
 namespace ptx {
 
-// Waits until the kernels before are complete and what they wrote is visible.
+// Wait until the kernels before are complete and what they wrote is visible.
 // PTX: griddepcontrol.wait;
 __device__ __forceinline__ void grid_dependency_wait() {
 #if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
@@ -18,7 +18,7 @@ __device__ __forceinline__ void grid_dependency_wait() {
 #endif
 }
 
-// Lets the next kernel begin as soon as all blocks have called this or returned.
+// Let the next kernel begin as soon as all blocks have called this or returned.
 // PTX: griddepcontrol.launch_dependents;
 __device__ __forceinline__ void grid_dependency_launch() {
 #if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900

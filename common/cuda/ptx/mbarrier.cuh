@@ -2,9 +2,9 @@
 //
 // An mbarrier is 8 bytes. It counts arrivals, and on sm_90 also bytes that the copy engine still
 // has to bring. When as many have arrived as it was initialised for, and no bytes are due, its
-// phase is complete and the next begins by itself. Phases have parity 0, 1, 0, 1, …: who waits says
-// the parity of the phase that must be complete, and keeps count of it. Waiting for parity 1 of a
-// new barrier returns at once.
+// phase is complete and the next begins by itself. Phases have parity 0, 1, 0, 1, …: a waiter
+// passes the parity of the phase that must be complete, and keeps count of it. Waiting for parity 1
+// of a new barrier returns at once.
 //
 // Every address is that of a `uint64_t` in the block's shared memory. One thread initialises it;
 // the others may use it after a __syncthreads(). The copy engine may if that thread has called
@@ -27,9 +27,9 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals PT
 #endif
 }
 
-// Makes this thread's mbarrier_init visible to the copy engine and to the other blocks of the
+// Make this thread's mbarrier_init visible to the copy engine and to the other blocks of the
 // cluster: between it and the __syncthreads() or cluster_sync after which they use the mbarrier.
-// cp.async needs none. On the CPU only the tracer asks for it; a trap before sm_90.
+// cp.async needs none. On the CPU only the tracer requires it; a trap before sm_90.
 // PTX: fence.mbarrier_init.release.cluster;
 __device__ __forceinline__ void fence_mbarrier_init() {
 #ifdef CUDA_ON_CPU
@@ -41,7 +41,7 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 #endif
 }
 
-// Ends a barrier, before its memory is used for something else.
+// End a barrier, before its memory is used for something else.
 // PTX: mbarrier.inval.shared.b64 [barrier];
 __device__ __forceinline__ void mbarrier_invalidate(uint64_t* barrier PTX_HERE) {
 #ifdef CUDA_ON_CPU
@@ -91,7 +91,7 @@ __device__ __forceinline__ void cp_async_arrive(uint64_t* barrier PTX_HERE) {
 #endif
 }
 
-// Whether the phase of this parity (0 or 1) is complete.
+// Return true if the phase of this parity (0 or 1) is complete.
 // PTX: mbarrier.test_wait.parity.shared.b64 complete, [barrier], parity;
 __device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, int parity PTX_HERE) {
 #ifdef CUDA_ON_CPU
@@ -107,7 +107,7 @@ __device__ __forceinline__ bool mbarrier_test(uint64_t* barrier, int parity PTX_
 #endif
 }
 
-// Waits until the phase of this parity (0 or 1) is complete: on sm_80 by test_wait in a loop.
+// Wait until the phase of this parity (0 or 1) is complete: on sm_80 by test_wait in a loop.
 // PTX: mbarrier.try_wait.parity.shared.b64 complete, [barrier], parity;   until complete. From
 // sm_90 on, its thread sleeps for a while in hardware.
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity PTX_HERE) {

@@ -66,7 +66,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 #endif
 }
 
-// The same of __half, with sums of fp16, two to a register.
+// The same for __half, with sums of fp16, two to a register.
 // GPU and CPU: within 2⁻¹⁰ of Σ|a·b| + |c|.
 // PTX: mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {d…}, {a…}, {b…}, {c…};
 template <typename T>

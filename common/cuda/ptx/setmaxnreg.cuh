@@ -1,4 +1,4 @@
-// How many registers a thread may use, changed while a kernel runs (sm_90a).
+// The limit on registers per thread, changed while a kernel runs (sm_90a).
 //
 // A kernel with producers and consumers starts with registers for the average of both. Its
 // producers, which only start copies, then give registers back to the multiprocessor, and its
@@ -12,7 +12,7 @@
 
 namespace ptx {
 
-// Gives back all registers above `Registers`, which the thread must not be using.
+// Give back all registers above `Registers`, which the thread must not be using.
 // PTX: setmaxnreg.dec.sync.aligned.u32 Registers;
 template <int Registers>
 __device__ __forceinline__ void setmaxnreg_dec(PTX_ONLY_HERE) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void setmaxnreg_dec(PTX_ONLY_HERE) {
 #endif
 }
 
-// Takes registers up to `Registers`; waits until others have given back enough.
+// Take registers up to `Registers`; wait until others have given back enough.
 // PTX: setmaxnreg.inc.sync.aligned.u32 Registers;
 template <int Registers>
 __device__ __forceinline__ void setmaxnreg_inc(PTX_ONLY_HERE) {

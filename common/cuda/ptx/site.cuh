@@ -1,4 +1,4 @@
-// What all PTX wrappers share: shared-memory addresses, and on the CPU backend the caller's line.
+// Common parts of all PTX wrappers: shared-memory addresses; on the CPU backend, the caller's line.
 #pragma once
 
 #include <cuda_runtime.h>

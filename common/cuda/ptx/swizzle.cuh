@@ -1,4 +1,4 @@
-// How the copy engine and wgmma permute shared memory, so that both rows and columns of a tile of
+// The copy engine's and wgmma's permutation of shared memory, so that rows and columns of a tile of
 // 16-byte pieces are read without bank conflicts.
 //
 // A tile's rows are 32, 64 or 128 bytes long. Within a group of 8 x 128 bytes, the number of a
@@ -20,7 +20,7 @@ namespace ptx {
 
 enum class Swizzle : uint8_t { kNone, k32, k64, k128 };
 
-// Where the byte at `offset` of an unpermuted tile lies; its own inverse.
+// Return the place of the byte at `offset` of an unpermuted tile; its own inverse.
 __host__ __device__ constexpr uint32_t swizzled(Swizzle swizzle, uint32_t offset) {
   uint32_t bits = (1u << static_cast<unsigned>(swizzle)) - 1;
   return offset ^ ((offset >> 7 & bits) << 4);

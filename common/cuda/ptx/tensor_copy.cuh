@@ -6,13 +6,13 @@
 // memory begins at a multiple of 128 bytes (1024 for the swizzle of 128 bytes to start with its
 // first row).
 //
-// Loads fill with zeros or NaN what is not in the tensor. The bytes of the whole box, without the
-// gaps that a swizzle may leave, are counted at an mbarrier, whose waiters then see the tile.
+// Loads fill elements outside of the tensor with zeros or NaN. The bytes of the whole box, without
+// the gaps that a swizzle may leave, are counted at an mbarrier, whose waiters then see the tile.
 //
-// Stores begin at no negative index, and leave out what is not in the tensor. But where a row ends
-// within a piece of 16 bytes, all of the piece is written, over the padding between rows. What
-// threads wrote to the tile comes before by fence_for_copy_engine in each of them and a barrier;
-// bulk_commit and bulk_wait_read or bulk_wait (bulk_copy.cuh) tell when the tile may be reused, or
+// Stores begin at an index >= 0, and leave out elements outside of the tensor. But where a row ends
+// within a piece of 16 bytes, all of the piece is written, over the padding between rows. Every
+// thread that wrote to the tile first calls fence_for_copy_engine, then a barrier follows, then the
+// store. After bulk_commit, bulk_wait_read (bulk_copy.cuh) lets the tile be reused; after bulk_wait
 // the tensor is written.
 //
 // On the CPU backend a load takes place at the wait for its mbarrier; a store reads the tile at
@@ -44,7 +44,7 @@ namespace ptx {
                   "r"(at[2]), "r"(at[3]), "r"(at[4]))
 #endif
 
-// Starts to load the box at `at` into `tile`, and counts its bytes at `barrier`; both are in this
+// Start to load the box at `at` into `tile`, and count its bytes at `barrier`; both are in this
 // block's shared memory.
 // PTX: cp.async.bulk.tensor.Nd.shared::cluster.global.tile.mbarrier::complete_tx::bytes [tile],
 // [map, {at…}], [barrier];
@@ -63,9 +63,9 @@ __device__ __forceinline__ void load_tensor(void* tile, const TensorMap& map, co
 #endif
 }
 
-// The same for each block of the cluster whose rank is a bit of `mask`: the box is read once, and
-// written to, and counted in, the shared memory of each, at the places that `tile` and `barrier`
-// have in this block.
+// Start to load it for each block of the cluster whose rank is a bit of `mask`: the box is read
+// once, and written to, and counted in, the shared memory of each, at the places that `tile` and
+// `barrier` have in this block.
 // PTX: cp.async.bulk.tensor.Nd.shared::cluster.global.tile.mbarrier::complete_tx::bytes
 // .multicast::cluster [tile], [map, {at…}], [barrier], mask;
 template <int N>
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_tensor_multicast(void* tile, const TensorMa
 #endif
 }
 
-// Starts to store `tile` to the box at `at`, as a part of this thread's next bulk group.
+// Start to store `tile` to the box at `at`, as a part of this thread's next bulk group.
 // PTX: cp.async.bulk.tensor.Nd.global.shared::cta.tile.bulk_group [map, {at…}], [tile];
 template <int N>
 __device__ __forceinline__ void store_tensor(const TensorMap& map, const int (&at)[N],
@@ -102,7 +102,7 @@ __device__ __forceinline__ void store_tensor(const TensorMap& map, const int (&a
 #endif
 }
 
-// Starts to add `tile` to the box at `at`, element by element, each addition atomic, rounded to the
+// Start to add `tile` to the box at `at`, element by element, each addition atomic, rounded to the
 // element's type. Not for elements of one byte.
 // PTX: cp.reduce.async.bulk.tensor.Nd.global.shared::cta.add.tile.bulk_group [map, {at…}], [tile];
 template <int N>
@@ -120,7 +120,7 @@ __device__ __forceinline__ void add_tensor(const TensorMap& map, const int (&at)
 #endif
 }
 
-// Brings the box at `at` into the L2 cache. Nothing on the CPU, beside checks.
+// Bring the box at `at` into the L2 cache. On the CPU, only check the arguments.
 // PTX: cp.async.bulk.prefetch.tensor.Nd.L2.global.tile [map, {at…}];
 template <int N>
 __device__ __forceinline__ void prefetch_tensor(const TensorMap& map, const int (&at)[N] PTX_HERE) {
@@ -139,8 +139,8 @@ __device__ __forceinline__ void prefetch_tensor(const TensorMap& map, const int 
 #undef PTX_TENSOR
 #undef PTX_TENSOR_RANK
 
-// Brings the map itself to the copy engine, which the first copy would have to wait for. Nothing on
-// the CPU, beside checks.
+// Bring the map itself to the copy engine, which the first copy would have to wait for. On the CPU,
+// only check the arguments.
 // PTX: prefetch.tensormap [map];
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map PTX_HERE) {
 #ifdef CUDA_ON_CPU

@@ -1,4 +1,4 @@
-// Tensor maps: what the copy engine has to know of a tensor in global memory to copy boxes of it
+// Tensor maps: descriptions of a tensor in global memory for the copy engine, which copies boxes
 // (sm_90).
 //
 // The host makes a map and passes it to the kernel by value, as a `const __grid_constant__
@@ -10,7 +10,7 @@
 //   ptx::make_tensor_map(a, {.sizes = {K, M}, .box = {64, 128}, .swizzle = ptx::Swizzle::k128})
 //
 // On a GPU the driver writes the map (cuTensorMapEncodeTiled); on the CPU backend the same 128
-// bytes hold a structure of its own. What both refuse is checked here, with a message.
+// bytes hold another structure. Arguments that both refuse are checked here, with a message.
 #pragma once
 
 #include "common/cuda/ptx/swizzle.cuh"
@@ -35,8 +35,7 @@ namespace ptx {
 
 using TensorMap = CUtensorMap;
 
-// What a load puts where the box reaches beyond the tensor. NaN is for floating-point elements
-// only.
+// The fill of a load for elements beyond the tensor. NaN is for floating-point elements only.
 enum class OutOfBounds : uint8_t { kZero, kNan };
 
 // A number for each dimension, the contiguous one first; of more than five, only their count.

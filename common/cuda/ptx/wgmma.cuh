@@ -12,7 +12,7 @@
 //   wgmma_commit();                         // closes what was issued into a group
 //   wgmma_wait<0>(d);                       // until then, neither d nor the tiles may be touched
 //
-// Where thread t keeps its N/2 elements of d, with w = t / 32 the warp, g = t % 32 / 4, i = t % 4:
+// Thread t has N/2 elements of d, with w = t / 32 the warp, g = t % 32 / 4, i = t % 4:
 //
 //   d[4j], d[4j+1]      row 16w + g,      columns 8j + 2i, 8j + 2i + 1
 //   d[4j+2], d[4j+3]    row 16w + g + 8,  columns 8j + 2i, 8j + 2i + 1
@@ -55,7 +55,7 @@
 
 namespace ptx {
 
-// Which index of a tile is contiguous in shared memory: k, or the other (a's row, b's column).
+// The index of a tile that is contiguous in shared memory: k, or the other (a's row, b's column).
 enum class Major : uint8_t { kK, kMN };
 
 enum class Sign : int8_t { kPlus = 1, kMinus = -1 };
@@ -72,8 +72,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, Swizzle s
          mode << 62;
 }
 
-// What is specific to the types of a's and b's elements; kName is the middle of the instruction's
-// name.
+// Properties of the types of a's and b's elements; kName is the middle of the instruction's name.
 template <typename A, typename B>
 struct WgmmaTypes {
   static constexpr bool kKnown = false;
@@ -114,7 +113,7 @@ struct WgmmaTransposed<false, MajorA, MajorB> {
   static constexpr char kBoth[] = "", kOnlyB[] = "";
 };
 
-// What a call of wgmma must fulfil, for the compiler's message.
+// The requirements of a call of wgmma, for the compiler's message.
 template <typename A, typename B, Major MajorA, Major MajorB, int Elements>
 __device__ constexpr void check_wgmma() {
   static_assert(Elements >= 4 && Elements <= 128 && Elements % 4 == 0,
@@ -169,7 +168,7 @@ __device__ __forceinline__ void wgmma(float (&d)[Elements], uint64_t a, uint64_t
 #endif
 }
 
-// The same with a in registers, of which each thread holds its part.
+// The same with a in registers; each thread holds its part.
 // GPU and CPU: within K·2⁻²³ of Σ|a·b| + |d|; fp8 bit for bit.
 // PTX: wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16 {d…}, {a0, a1, a2, a3}, b, accumulate,
 // sign of a, sign of b, b is MN-major;   and so on
@@ -211,7 +210,7 @@ __device__ __forceinline__ void wgmma(float (&d)[Elements], const uint32_t (&a)[
 #endif
 }
 
-// Keeps the compiler from moving reads and writes of these registers over this place. `registers`
+// Keep the compiler from moving reads and writes of these registers over this place. `registers`
 // is a number or an array of any rank: accumulators, or a of a wgmma.
 __device__ __forceinline__ void pin_registers([[maybe_unused]] float& x) {
 #ifndef CUDA_ON_CPU
@@ -229,7 +228,7 @@ __device__ __forceinline__ void pin_registers(T (&registers)[Count]) {
   for (int i = 0; i < Count; ++i) pin_registers(registers[i]);
 }
 
-// Orders what the threads did with registers before the wgmmas that follow. Before the first wgmma,
+// Order what the threads did with registers before the wgmmas that follow. Before the first wgmma,
 // and whenever d, or a in registers, was read or written since.
 // PTX: wgmma.fence.sync.aligned;
 __device__ __forceinline__ void wgmma_fence(PTX_ONLY_HERE) {
@@ -242,14 +241,14 @@ __device__ __forceinline__ void wgmma_fence(PTX_ONLY_HERE) {
 #endif
 }
 
-// The same, and what was written to the accumulators d (an array of any rank) comes before.
+// The same, also ordered after writes to the accumulators d (an array of any rank).
 template <typename Accumulators>
 __device__ __forceinline__ void wgmma_fence(Accumulators& d PTX_HERE) {
   pin_registers(d);
   wgmma_fence(PTX_PASS_HERE);
 }
 
-// Closes the wgmmas since the last commit into a group.
+// Close the wgmmas since the last commit into a group.
 // PTX: wgmma.commit_group.sync.aligned;
 __device__ __forceinline__ void wgmma_commit(PTX_ONLY_HERE) {
 #ifdef CUDA_ON_CPU
@@ -261,7 +260,7 @@ __device__ __forceinline__ void wgmma_commit(PTX_ONLY_HERE) {
 #endif
 }
 
-// Waits until all groups are complete but the N youngest: their tiles may be overwritten.
+// Wait until all groups are complete but the N youngest: their tiles may be overwritten.
 // PTX: wgmma.wait_group.sync.aligned N;
 template <int N>
 __device__ __forceinline__ void wgmma_wait(PTX_ONLY_HERE) {

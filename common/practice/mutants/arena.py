@@ -1,4 +1,4 @@
-"""Has trials run by a process that has imported PyTorch once (referee.py)."""
+"""Have trials run by a process that has imported PyTorch once (referee.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Arena:
     """A process that runs trials in one variant of the CPU backend."""
 
     def __init__(self, platform: Platform, variant: Variant, programs: Programs):
-        """Raise FileNotFoundError, with what to install, where the compiler lacks the variant."""
+        """Raise FileNotFoundError, naming the package, if the compiler lacks the variant."""
         # With one seed, so that a verdict does not depend on when the mutant was tried.
         variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler, SEED_VARIABLE: "0"}
         if variant == "address":
@@ -41,7 +41,7 @@ class Arena:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self, trial: Trial) -> Result:
-        """Wait for the trial's result. Raises Stopped where the process was ended."""
+        """Return the trial's result. Raise Stopped if the process was ended."""
         future: Future[Result] = Future()
         with self._lock:
             number = self._next

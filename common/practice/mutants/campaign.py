@@ -1,8 +1,8 @@
-"""Tries the mutants of days: builds each, has the day's own checks run on it, and judges.
+"""Try the mutants of days: build each, run the day's own checks on it, and judge the outcome.
 
-A mutant is tried with the rungs that reach its function, the quickest first, until one fails. What
-the plain check lets pass is tried as `--sanitize` does: in builds that watch memory, and in more
-orders. What these builds have to say of the original is not held against a mutant.
+A mutant is tried with the rungs that reach its function, the quickest first, until one fails. If
+the plain check passes, it is tried like `--sanitize`: in builds that watch memory, and in more
+orders. Findings that these builds also report for the original do not count.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from common.practice.mutants.tried import Result, Trial
 from common.practice.mutants.workshop import Programs, Workshop
 
 WATCHING: tuple[Variant, ...] = ("trace", "address")
-DAYS_AT_A_TIME = 3  # so that cores are not idle while the last mutants of a day are tried
+DAYS_AT_A_TIME = 3  # keeps cores busy while the last mutants of a day are tried
 KEPT_DETAILS = 12  # lines of a compiler's message
-SLOWER = 100  # times that a check may take as long as a quick one of the original
+SLOWER = 100  # limit of a check, as a multiple of the original's quick check
 LONGEST = 300.0  # seconds of a check, as a whole day has on the CPU backend
 
-BAD = ("failed", "died", "late")  # what kills a mutant, of `Result.status`
+BAD = ("failed", "died", "late")  # values of `Result.status` that kill a mutant
 
-# The one that lacks the most, the first with mma of bf16 and cp.async, and one without wgmma.
+# The card that lacks most, the first with mma of bf16 and cp.async, and one without wgmma.
 OTHER_CARDS = ("7.5", "8.0", "10.0")
-_NEEDS = re.compile(r"require_\w+\(")  # what refuses a card
+_NEEDS = re.compile(r"require_\w+\(")  # a call that refuses a card
 
-# What decides a verdict beside the mutant itself.
+# Files that affect a verdict, in addition to the mutant itself.
 _JUDGES = ("check", "cpu", "process", "build")
-_THROWN = "CUDA on CPU: "  # what the CPU backend's own errors begin with
+_THROWN = "CUDA on CPU: "  # the beginning of the CPU backend's errors
 _SKIPPED = "a case or all are skipped, where the original runs"
 _ELSEWHERE = f"{_THROWN}on the wrong "  # device, or stream
 _ADDRESSES = re.compile(r"out of bounds|illegal memory access|stack overflow|misaligned")
@@ -58,28 +58,28 @@ _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two ru
 
 Done = TypeVar("Done")
 Pair = tuple[str, str]  # a problem and one of its rungs
-# Of the original: its rungs, their operators, the card that is played, "" for the usual one, and
-# whether all cases are checked.
+# A check of the original: variant, rungs, their operators, simulated card ("" for the default), and
+# True for all cases.
 _Checked = tuple[Variant, tuple[Pair, ...], frozenset[str], str, bool]
 
 
 class DayUnfit(Exception):
-    """The day's mutants cannot be judged; the message says why."""
+    """The day's mutants cannot be judged; the message contains the reason."""
 
 
 class _TooFew(DayUnfit):
-    """The check of some rungs fails where only the operators are built that a quick one called."""
+    """The check of some rungs fails if only the operators called in a quick check are built."""
 
 
-# Mutants of a day from which on headers are precompiled also for the debugger's builds, which takes
+# From this number of mutants on, headers are also precompiled for debugger builds, which takes
 # as long as the headers take in about ten of these.
 MANY = 25
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which mutants are tried. every: more than the standard ones. sample: so many at random, 0 for
-    all; seed: of that. fresh: also those whose verdict is known."""
+    """The mutants to try. every: more than the standard ones. sample: number drawn at random, 0 for
+    all; seed: of the sample. fresh: also those with a known verdict."""
 
     every: bool = False
     sample: int = 0
@@ -93,8 +93,8 @@ class Choice:
 
 @dataclass
 class DayReport:
-    """A day's mutants. verdicts: in the order of the sources' lines. problems: of what mutants.toml
-    lists. error: why nothing was tried."""
+    """A day's mutants. verdicts: in the order of the sources' lines. problems: with the entries of
+    mutants.toml. error: why nothing was tried."""
 
     day: Day
     verdicts: list[Verdict] = field(default_factory=list)
@@ -124,10 +124,10 @@ class _Todo:
 
 
 class Campaign:
-    """Tries the mutants of days.
+    """Try the mutants of days.
 
-    jobs: builds and trials at a time. tell: called, from any thread, when a mutant is judged, with
-    the report of its day so far. Raises BuildError where the CPU backend itself does not build.
+    jobs: builds and trials at a time. tell: called, from any thread, with the report of its day so
+    far, when a mutant is judged. Raise BuildError if the CPU backend itself does not build.
     """
 
     def __init__(
@@ -147,26 +147,27 @@ class Campaign:
         self._lock = threading.Lock()
 
     def start(self, days: Sequence[Day]) -> list[Future[DayReport]]:
-        """Begin with all of them; each future gives a day's report."""
+        """Start all days; each future returns a day's report."""
         return [self._days.submit(self._try_day, day) for day in days]
 
     def submit(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Run this after what was submitted before it, of all days."""
+        """Run this after the work of all days that was submitted earlier."""
         return self._pool.submit(work, *arguments)
 
     def submit_first(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Run this beside the mutants of other days, which no day's original waits for."""
+        """Run this in parallel with other days' mutants, so that no day's original waits for
+        them."""
         return self._first.submit(work, *arguments)
 
     def close(self) -> None:
-        """End everything that runs and remove what was built."""
+        """End everything that runs and remove all builds."""
         self.programs.stop()
         for pool in (self._days, self._first, self._pool):
             pool.shutdown(cancel_futures=True)
         self._scratch.cleanup()
 
     def arena(self, variant: Variant) -> Arena:
-        """Return the process that runs trials in this variant. Raises FileNotFoundError where the
+        """Return the process that runs trials in this variant. Raise FileNotFoundError if the
         compiler lacks it."""
         with self._lock:
             if variant not in self._arenas:
@@ -183,7 +184,7 @@ class Campaign:
 
 
 class _DayCampaign:
-    """One day's mutants."""
+    """The campaign for one day's mutants."""
 
     def __init__(self, campaign: Campaign, day: Day, folder: Path):
         self.campaign, self.day, self.folder = campaign, day, folder
@@ -193,12 +194,12 @@ class _DayCampaign:
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._many = False
-        self._whole: set[tuple[Pair, ...]] = set()  # rungs that need all of the day's operators
-        self._otherwise: set[Pair] = set()  # rungs built in a way of their own: not watched
+        self._whole: set[tuple[Pair, ...]] = set()  # rungs that need all operators of the day
+        self._otherwise: set[Pair] = set()  # rungs with a custom build: not watched
         self._key = self._common_key()
 
     def shop(self, variant: Variant = "plain") -> Workshop:
-        """Return where the day's sources are built in this variant."""
+        """Return the workshop that builds the day's sources in this variant."""
         with self._building:
             if variant not in self._shops:
                 self._shops[variant] = Workshop(
@@ -212,7 +213,7 @@ class _DayCampaign:
             return self._shops[variant]
 
     def run(self) -> DayReport:
-        """Try them all."""
+        """Try all mutants and return the report."""
         rungs = self._baseline()
         self._otherwise = {rung.pair for rung in rungs if self._unknown(rung)}
         found = mutants_of(self.day, self._reached(rungs))
@@ -232,8 +233,8 @@ class _DayCampaign:
 
         self.campaign.tell(report)
         todo = [self._todo(mutant, rungs) for mutant in chosen]
-        # What is known from before comes first, so that a run that is ended tells of it. What is
-        # listed is tried to the end, so it takes the longest: it does not begin last.
+        # Known verdicts come first, so that an interrupted run reports them. Mutants listed as
+        # equivalent pass through all checks and take longest, so they do not start last.
         listed = self.day.equivalent
         todo.sort(key=lambda each: (not each.known, each.mutant.identity not in listed))
         for future in [self.campaign.submit(judge, each) for each in todo]:
@@ -263,7 +264,7 @@ class _DayCampaign:
         ] + unfit(self.day, found)
 
     def _needless(self, verdicts: Sequence[Verdict]) -> list[str]:
-        """Return heuristics without a survivor, where all standard mutants were tried."""
+        """Return heuristics without a survivor, if all standard mutants were tried."""
         if not self.campaign.choice.complete:
             return []
         spared = [v.identity for v in verdicts if v.status == EQUIVALENT and v.by == "declared"]
@@ -277,8 +278,8 @@ class _DayCampaign:
     # The original ---------------------------------------------------------------------------------
 
     def _baseline(self) -> list[_Rung]:
-        """Return the day's rungs that run here, from a quick check of the original. Raises DayUnfit
-        where one does not pass."""
+        """Return the day's rungs that run here, from a quick check of the original. Raise DayUnfit
+        if one does not pass."""
         key = digest([self._key, "baseline", *self._texts().values()])
         data = self.ledger.get(key)
         if data is None:
@@ -314,8 +315,8 @@ class _DayCampaign:
         return sorted(found, key=lambda rung: rung.seconds)
 
     def _reached(self, rungs: Sequence[_Rung]) -> dict[Path, list[Declaration]]:
-        """Return what of each file the rungs use; where a rung's operators are unknown, all of the
-        sources, and what all operators use of the headers."""
+        """Return, for each file, the declarations that the rungs use; if a rung's operators are
+        unknown, those of all sources, and those that all operators use in the headers."""
         shop = self.shop()
         if any(self._unknown(rung) for rung in rungs):
             every = {name for bound in shop.operators.values() for name in bound}
@@ -324,8 +325,7 @@ class _DayCampaign:
         return shop.reached({name for rung in rungs for name in rung.operators})
 
     def _unknown(self, rung: _Rung) -> bool:
-        """Return whether the rung calls no operator of the sources, because it is built
-        otherwise."""
+        """Return True if the rung, because of a custom build, calls no operator of the sources."""
         return not any(rung.operators & bound for bound in self.shop().operators.values())
 
     def _rungs_of(self, mutant: Mutant, rungs: list[_Rung]) -> list[_Rung]:
@@ -364,8 +364,8 @@ class _DayCampaign:
         return verdict
 
     def _try_with_enough(self, mutant: Mutant, rungs: list[_Rung], name: str) -> Verdict:
-        """Try with the operators that quick checks of these rungs called or, where the whole
-        check needs others as well, with all of the day."""
+        """Try with the operators that quick checks of these rungs called or, if the whole check
+        needs others as well, with all operators of the day."""
         pairs = tuple(rung.pair for rung in rungs)
         if pairs not in self._whole:
             try:
@@ -402,7 +402,7 @@ class _DayCampaign:
         folder = self._moved(mutant, name) if self.day.other_sources else ""
         plain = self.campaign.arena("plain")
         if _NEEDS.match(mutant.original):
-            # Quick, as --model --quick: which card is played changes nothing of bad input.
+            # Quick, as --model --quick: bad input does not depend on the simulated card.
             for model in OTHER_CARDS:
                 other = replace(self._trial(library, pairs, limit), quick=True, model=model)
                 result = plain.run(replace(other, folder=folder))
@@ -443,7 +443,7 @@ class _DayCampaign:
                     left_out.append(f"not tried in the {variant} build, {why}")
                     continue
                 if failed is not None and variant == "trace" and failed.status == "died":
-                    crash = failed  # as a read beyond a tensor may end: the other build names it
+                    crash = failed  # possibly a read beyond a tensor: the other build names it
                 elif failed is not None:
                     return _killed(verdict, failed, _watched_by(failed, variant))
             if crash is not None:
@@ -457,7 +457,7 @@ class _DayCampaign:
         return verdict
 
     def _build(self, shop: Workshop, mutant: Mutant, operators: set[str], name: str) -> Path:
-        """Return the library of the sources that the mutant changes and of the others that it
+        """Return a library of the sources that the mutant changes and of the others that it
         needs."""
         change = (mutant.source, mutant.text())
         holding = shop.holding(mutant.source, operators)
@@ -467,15 +467,15 @@ class _DayCampaign:
         return shop.library([*built, *others], name)
 
     def _is_original(self, mutant: Mutant, operators: set[str], name: str) -> bool:
-        """Return whether the mutant is the same machine code as the original."""
+        """Return True if the mutant has the same machine code as the original."""
         shop = self.shop()
         change = (mutant.source, mutant.text())
         holding = shop.holding(mutant.source, operators)
         return all(shop.same_code(s, change, mine, name) for s, mine in holding.items())
 
     def _narrowed(self, mutant: Mutant, operators: set[str]) -> list[str]:
-        """Return what the row "indices" of `--sanitize` says of the mutant, and not of the
-        original."""
+        """Return the findings of the row "indices" of `--sanitize` for the mutant, without the
+        original's."""
         shop = self.shop()
         change = (mutant.source, mutant.text())
         found = Counter[str]()
@@ -487,8 +487,8 @@ class _DayCampaign:
     def _watched(
         self, variant: Variant, mutant: Mutant, rungs: list[_Rung], operators: set[str], name: str
     ) -> Result | None:
-        """Return the failure of a check in a build that watches memory; None if there is none.
-        Raises Unwatched."""
+        """Return the failure of a check in a build that watches memory; None if it passes. Raise
+        Unwatched."""
         try:
             arena = self.campaign.arena(variant)
         except FileNotFoundError as error:
@@ -500,12 +500,12 @@ class _DayCampaign:
             raise Unwatched(f"where {rung} as it is does not pass: {why}")
         try:
             library = self._build(self.shop(variant), mutant, operators, name)
-        except BuildError as error:  # it compiles as a plain build: a limit of this one
+        except BuildError as error:  # it compiles as a plain build: a limit of this build
             raise Unwatched(f"which does not compile: {str(error).splitlines()[0]}") from None
         limit = 60 + 10 * sum(usual[pair].seconds for pair in pairs)
         trial = replace(self._trial(library, pairs, limit), quick=_few_cases(variant), watched=True)
         result = arena.run(trial)
-        if result.status == "late":  # the plain check came to its end
+        if result.status == "late":  # the plain check ended
             raise Unwatched(f"which has no end after {limit:.0f} s")
         return result if result.status in BAD else None
 
@@ -517,8 +517,8 @@ class _DayCampaign:
         model: str = "",
         whole: bool = False,
     ) -> Result:
-        """Return what a check of the original, built as mutants are, gives in this variant and
-        card. whole: of all cases, where a quick check does otherwise."""
+        """Return the result of checking the original, built like mutants, in this variant and card.
+        whole: check all cases even if the variant is usually checked on few."""
         key = (variant, pairs, frozenset(operators), model, whole)
         with self._lock:
             future = self._baselines.get(key)
@@ -556,7 +556,7 @@ class _DayCampaign:
         return Trial(str(self.day.folder), str(library), rungs, limit=limit)
 
     def _moved(self, mutant: Mutant, name: str) -> str:
-        """Return a folder like the day's with the mutant in it, for rungs that build it
+        """Return a copy of the day's folder with the mutant in it, for rungs that build it
         themselves."""
         folder = self.folder / name / self.day.name
         for original in self.day.folders:
@@ -572,8 +572,8 @@ class _DayCampaign:
     # Keys -----------------------------------------------------------------------------------------
 
     def _texts(self) -> dict[Path, str]:
-        """Return the day's sources and headers without white space and comments, which change no
-        verdict."""
+        """Return the day's sources and headers without white space and comments, which do not
+        affect a verdict."""
         own = (*self.day.library_sources, *headers_of(self.day))
         return {path: _essence(path.read_text(encoding="utf-8")) for path in own}
 
@@ -605,12 +605,12 @@ def _essence(text: str) -> str:
 
 
 class Unwatched(Exception):
-    """Why a mutant cannot be tried in a build that watches memory."""
+    """The reason why a mutant cannot be tried in a build that watches memory."""
 
 
 def _few_cases(variant: Variant) -> bool:
-    """Return whether a build is checked on few cases, as the debugger does: all are needed where an
-    access beyond an array may be in any case."""
+    """Return True if a build is checked on few cases, as in the debugger: all are needed if an
+    access beyond an array may occur in any case."""
     return variant != "address"
 
 
@@ -621,22 +621,22 @@ def _killed(verdict: Verdict, result: Result, by: str) -> Verdict:
 
 
 def _no_longer_run(usual: Result, result: Result) -> str:
-    """Return a rung that the original runs and the mutant skips: the card lacks something now. Or
-    ""."""
+    """Return a rung that the original runs and the mutant skips, since the card lacks something
+    now, or ""."""
     ran = {(row[0], row[1]) for row in usual.used if row[2] != SKIP}
     return next((row[1] for row in result.used if row[2] == SKIP and (row[0], row[1]) in ran), "")
 
 
 def _leaves_out_more(usual: Result, result: Result) -> str:
-    """Return a rung that the mutant checks on fewer cases than the original, both of all cases: for
-    those, the card lacks something now. Or ""."""
+    """Return a rung that the mutant, tried on all cases, checks on fewer than the original, since
+    the card lacks something for the others now, or ""."""
     left_out = {(row[0], row[1]): int(row[5]) for row in usual.used}
     pairs = ((row[0], row[1], int(row[5])) for row in result.used)
     return next((rung for problem, rung, n in pairs if n > left_out.get((problem, rung), n)), "")
 
 
 def _by(result: Result) -> str:
-    """Return what of the plain check killed a mutant."""
+    """Return which part of the plain check killed a mutant."""
     if result.status != "failed":
         return "crash" if result.status == "died" else "time limit"
     text = "\n".join([result.reason, *result.details])

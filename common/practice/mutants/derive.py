@@ -1,5 +1,5 @@
-"""The mutants of a day: derived from its `.cu` files and the headers beside them, with names that
-survive other edits."""
+"""Derive the mutants of a day from its `.cu` files and the headers in its folder, with identities
+that survive other edits."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from common.practice.mutants.outline import (
     reached_together,
 )
 
-STANDARD = 40  # mutants per file of a full run, chosen where there are more
+STANDARD = 40  # most mutants per file of a full run
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One single change of a day's source, or of a header of its folder.
+    """One change of a day's source, or of a header of its folder.
 
-    identity: "function: kind: `original` -> `changed`", with ", 2nd" behind it where the function
-    has several such; it stays the same while other lines change. With "file: " before it, but for
-    the source of a day that has one. source: the file. line: of the change. original, changed: the
-    text around it, on one line.
+    identity: "function: kind: `original` -> `changed`", followed by ", 2nd" if the function has
+    several such changes; it stays the same while other lines change. It begins with "file: ",
+    except for the source of a day with only one. source: the file. line: of the change. original,
+    changed: the text around it, on one line.
     """
 
     identity: str
@@ -48,7 +48,7 @@ class Mutant:
     edit: Edit = field(repr=False)
 
     def text(self) -> str:
-        """Return the whole changed file."""
+        """Return the whole text of the changed file."""
         return self.code.replaced(self.edit.start, self.edit.end, self.edit.text)
 
 
@@ -58,8 +58,8 @@ def mutants_of(
     """Return all mutants of the day's `.cu` files, then of its headers, in the order of their
     lines.
 
-    reached: for each file, what of it the day's rungs use; by default, what all operators use that
-    the day binds. The rest is left alone.
+    reached: for each file, the declarations that the day's rungs use; by default, those that all
+    operators of the day use. The rest is not changed.
     """
     read = outlines_of(day)
     if reached is None:
@@ -88,12 +88,13 @@ def headers_of(day: Day) -> list[Path]:
 
 
 def _refused_by_dispatcher(outlines: Mapping[Path, Outline]) -> dict[Path, set[str]]:
-    """Return the functions of each source that no tensor on another device reaches, whatever they
-    check.
+    """Return the functions of each source that no tensor on another device reaches, regardless of
+    their checks.
 
     An operator is registered for one device. PyTorch calls its kernel if one of the tensors is on
-    that device, and on no device that comes later in its order: CPU, GPU, meta. So the only tensor
-    of an operator for the GPU is on the GPU, and all tensors of one for the CPU are on the CPU.
+    that device, and none is on a device that comes later in its order: CPU, GPU, meta. So the only
+    tensor of an operator for the GPU is on the GPU, and all tensors of one for the CPU are on the
+    CPU.
     """
     found = {path: (set[str](), set[str]()) for path in outlines}  # refused, others
     bindings = [d for read in outlines.values() for d in read.declarations if d.operators]
@@ -114,7 +115,7 @@ def mutants(
 ) -> list[Mutant]:
     """Return the mutants of one file, each text once.
 
-    declared: where to look for them; by default, in all that its operators use.
+    declared: declarations to change; by default, all that its operators use.
     """
     code = read.code
     words = [token.text for token in code.code]
@@ -131,9 +132,9 @@ def mutants(
     return sorted(found, key=lambda m: m.line)
 
 
-@lru_cache(maxsize=1024)  # most edits put one of a few texts there
+@lru_cache(maxsize=1024)  # most edits insert one of a few texts
 def _words(text: str) -> tuple[str, ...]:
-    """Return the words of code that stands in place of other code."""
+    """Return the words of replacement code."""
     return tuple(token.text for token in tokenize(text) if token.is_code)
 
 
@@ -152,7 +153,7 @@ def _mutant(
 
 
 def _changed(code: Code, edit: Edit, start: int, end: int) -> str:
-    """Return the text of [start, end) after the edit, spaced as the original is."""
+    """Return the text of [start, end) after the edit, spaced like the original."""
     before = code.text(start, edit.start) if start < edit.start else ""
     after = code.text(edit.end, end) if edit.end < end else ""
     space = " " if before and code.white_before(edit.start) else ""
@@ -169,11 +170,11 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if 10 < number % 100 < 14 else ending}"
 
 
-# A part of them -----------------------------------------------------------------------------------
+# Subsets ------------------------------------------------------------------------------------------
 
 
 def standard(found: Sequence[Mutant]) -> list[Mutant]:
-    """Return what a full run tries: at most STANDARD per file, every kind and every function among
+    """Return the mutants of a full run: at most STANDARD per file, every kind and function among
     them."""
     sources = list(dict.fromkeys(mutant.source for mutant in found))
     chosen: list[Mutant] = []
@@ -183,8 +184,8 @@ def standard(found: Sequence[Mutant]) -> list[Mutant]:
 
 
 def balanced(found: Sequence[Mutant], count: int) -> list[Mutant]:
-    """Return this many of them, the rarest kinds and functions first. The choice depends on the
-    identities alone, so that an edit elsewhere changes little of it."""
+    """Return `count` mutants, the rarest kinds and functions first. The choice depends only on the
+    identities, so that an edit elsewhere hardly changes it."""
     kinds: Counter[str] = Counter()
     functions: Counter[str] = Counter()
     left = sorted(found, key=lambda m: hashlib.sha256(m.identity.encode()).digest())
@@ -199,6 +200,6 @@ def balanced(found: Sequence[Mutant], count: int) -> list[Mutant]:
 
 
 def sample(found: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Return this many of them at random, the same for the same seed."""
+    """Return `count` random mutants, the same for the same seed."""
     chosen = random.Random(seed).sample(range(len(found)), min(count, len(found)))
     return [found[i] for i in sorted(chosen)]

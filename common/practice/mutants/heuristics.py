@@ -1,9 +1,9 @@
-"""Functions that only choose: which kernel, how large its tiles, how many blocks or parts.
+"""Recognise functions that only choose: a kernel, its tiles' size, the number of blocks or parts.
 
-A mutants.toml lists them as [[heuristic]]. Every choice gives the same result, so a mutant of the
-choice that survives is equivalent: it needs no entry of its own. Covered are changes of arithmetic
-and of comparisons, in the function's body and in what it is called with; a check that is dropped,
-or an index in 32 bits, is a bug in such a function as well.
+A mutants.toml lists them as [[heuristic]]. Every choice gives the same result, so a surviving
+mutant of the choice is equivalent and needs no separate entry. Changes of arithmetic and
+comparisons are covered, in the function's body and in the arguments of its calls; a dropped check
+or a 32-bit index is a bug in such a function, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHOOSING = frozenset(
 
 
 def covered(day: Day, mutant: Mutant) -> str:
-    """Return why the mutant changes a choice alone, "" where no heuristic of the day covers it."""
+    """Return why the mutant changes only a choice, "" if no heuristic of the day covers it."""
     if mutant.kind.name not in CHOOSING:
         return ""
     for function, why in day.heuristics.items():
@@ -39,7 +39,7 @@ def covered(day: Day, mutant: Mutant) -> str:
 
 
 def unfit(day: Day, found: Sequence[Mutant]) -> list[str]:
-    """Return the day's heuristics that are none, each with the reason.
+    """Return the invalid heuristics of the day, each with the reason.
 
     found: all mutants of the day.
     """
@@ -64,7 +64,7 @@ def _is_of(mutant: Mutant, function: str) -> bool:
 
 
 def _is_of_call(mutant: Mutant, called: str) -> bool:
-    """Return whether an argument of this call is changed, or what its result is combined with."""
+    """Return True if the change is in an argument of this call, or combined with its result."""
     if mutant.original.startswith(f"{called}("):
         return True
     tokens, closed = mutant.code.code, 0

@@ -1,7 +1,6 @@
-"""A day's source with the headers of the day's folder in it, each where it is first included.
+"""Inline the headers of a day's folder into its source, each where it is first included.
 
-In such a text, a header's function is changed, and left out where nothing uses it, as one of the
-source itself is.
+In such a text, a header's function can be changed, and omitted if unused, like one of the source.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ _LINE = re.compile(
 
 
 def own_headers(source: Path) -> list[Path]:
-    """Return the headers beside a source that it includes, directly or through each other."""
+    """Return the headers in a source's folder that it includes, directly or indirectly."""
     folder = source.parent.resolve()
     reached = [path for path in sources_of(source) if path.parent == folder]
     return [source.parent / path.name for path in reached if path != source.resolve()]
 
 
 def inlined(source: Path, texts: Mapping[Path, str], numbered: bool = True) -> str:
-    """Return the source with headers in it. numbered: `#line` says for each line where it stands.
+    """Return the source with headers in it. numbered: `#line` gives each line's original position.
 
-    texts: of the source, and of the headers that are to stand in it.
+    texts: of the source, and of the headers to inline.
     """
     known = {path.resolve(): path for path in texts}
     seen: set[Path] = set()

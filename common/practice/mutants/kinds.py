@@ -1,7 +1,7 @@
-"""The kinds of single-change mutants, and where each of them can be made in a function.
+"""Define the kinds of single-change mutants, and find their places in a function.
 
-What a name stands for is not known here. Whether an operator is a binary one is read from the white
-space around it, which clang-format puts there; a mutant that does not compile is dropped later.
+The meaning of names is unknown here. A binary operator is recognised by the white space around it,
+which clang-format inserts; a mutant that does not compile is dropped later.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from common.practice.mutants.outline import Code, Function
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of [start, end) of a `Code` into `text`.
+    """A change of [start, end) of a `Code` into `text`.
 
-    shown: the range around it that names it, e.g. the whole comparison whose operator changes;
-    None for the changed range alone.
+    shown: the range that describes it, e.g. the whole comparison whose operator changes; None for
+    the changed range.
     """
 
     start: int
@@ -36,11 +36,11 @@ Find = Callable[[Code, Function], Iterator[Edit]]
 
 @dataclass(frozen=True)
 class Kind:
-    """name: for reports. explanation: what such a bug does, in a sentence for a learner. where:
-    "device", "host" (launchers) or "both". left_out: whether the CPU backend's headers may leave
-    out what is changed, so that equal machine code proves nothing. watched: whether builds that
-    watch memory can see it where the plain check does not. narrows: whether 64 bits become 32,
-    which a check at compile time looks for (common/build/narrowing.py)."""
+    """A kind of mutant. name: for reports. explanation: the bug's effect, in a sentence for a
+    learner. where: "device", "host" (launchers) or "both". left_out: the CPU backend's headers may
+    omit the changed code, so that equal machine code proves nothing. watched: builds that watch
+    memory may detect it even if the plain check does not. narrows: 64 bits become 32, which a check
+    at compile time detects (common/build/narrowing.py)."""
 
     name: str
     explanation: str
@@ -65,10 +65,10 @@ def _kind(name: str, where: str, explanation: str, **options: bool) -> Callable[
 # Helpers ------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=8)  # every kind looks at it
+@lru_cache(maxsize=8)  # all kinds use it
 def _body(code: Code, function: Function) -> tuple[int, ...]:
-    """Return the positions in the function's body, without those in a static_assert and in the
-    words of a message."""
+    """Return the positions in the function's body, except those in a static_assert or in a
+    message."""
     return tuple(_positions(code, function))
 
 
@@ -89,8 +89,8 @@ def _positions(code: Code, function: Function) -> Iterator[int]:
 
 
 def _calls(code: Code, function: Function, pattern: str) -> Iterator[tuple[int, int, int]]:
-    """Return (name, open parenthesis, close parenthesis) of the calls of functions with such a
-    name."""
+    """Yield (name, open parenthesis, close parenthesis) of calls of functions that match
+    `pattern`."""
     for p in _body(code, function):
         token, q = code.code[p], p + 1
         called = is_op_at(code.code, q, "(", "<")
@@ -106,7 +106,7 @@ def _calls(code: Code, function: Function, pattern: str) -> Iterator[tuple[int, 
 
 
 def _statement(code: Code, start: int, end: int) -> bool:
-    """Return whether [start, end) is a whole expression statement, up to its semicolon."""
+    """Return True if [start, end) is a whole expression statement, up to its semicolon."""
     before = code.code[start - 1]
     begins = before.is_op(";", "{", "}", ")", ":") or before.is_word("else", "do")
     return begins and is_op_at(code.code, end, ";")
@@ -123,8 +123,7 @@ def _swap(code: Code, p: int, text: str, tokens: int = 1) -> Edit:
 
 
 def _conditions(code: Code, function: Function) -> Iterator[tuple[int, int, int]]:
-    """Return (start, end, position behind the closing parenthesis) of the condition of each
-    `if`."""
+    """Yield (start, end, position after the closing parenthesis) of the condition of each `if`."""
     for p in _body(code, function):
         if code.code[p].is_word("if"):
             q = p + 2 if code.code[p + 1].is_word("constexpr") else p + 1
@@ -134,7 +133,7 @@ def _conditions(code: Code, function: Function) -> Iterator[tuple[int, int, int]
 
 
 def _top(code: Code, start: int, end: int, *operators: str) -> list[int]:
-    """Return the positions of these binary operators in [start, end) that no bracket encloses."""
+    """Return the positions of these binary operators in [start, end) outside of brackets."""
     found = []
     p = start
     while p < end:
@@ -204,7 +203,7 @@ def _atomic(code: Code, function: Function) -> Iterator[Edit]:
     for name, start, close in _calls(code, function, "|".join(values)):
         place, *rest = (code.text(a, b) for a, b in split(code.code, start + 1, close))
         value = values[code.code[name].text].format(*rest, *rest)
-        # Names that no argument has: in C++, a name stands for itself in its own initialiser.
+        # Names that no argument has: in C++, a name refers to itself in its own initialiser.
         plain = (
             f"[&] {{ auto* at_ = ({place}); const auto old_ = *at_; "
             f"*at_ = {value}; return old_; }}()"
@@ -219,7 +218,7 @@ def _shuffle(code: Code, function: Function) -> Iterator[Edit]:
         yield Edit(*parts[0], "0x0000ffffu", (name, close + 1))
         if len(parts) > 2:
             text = code.text(*parts[2])
-            # By xor, offsets that are all one more still reach every lane.
+            # With xor, offsets that are all one larger still reach every lane.
             other = f"({text}) / 2" if "xor" in code.code[name].text else f"({text}) + 1"
             yield Edit(*parts[2], other, (name, close + 1))
 
@@ -253,7 +252,7 @@ def _comparison(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _clause(code: Code, p: int) -> tuple[int, int]:
-    """Return the comparison, or the two joined conditions, whose operator is at p."""
+    """Return the range of the comparison, or of two joined conditions, whose operator is at p."""
     ends = ("&&", "||", ",", ";", "?", ":", "=")
     start, end = p, p + 1
     while not (
@@ -297,7 +296,7 @@ def _bounds(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _condition_start(code: Code, p: int) -> int:
-    """Return where the condition starts that the `?` at p ends."""
+    """Return the start of the condition that the `?` at p ends."""
     while p > 0:
         before = code.code[p - 1]
         if before.is_op(")", "]", "}"):
@@ -336,7 +335,7 @@ def _constant(code: Code, function: Function) -> Iterator[Edit]:
         if value is None or (code.code[p - 1].is_op("<", "-") and not code.spaced(p - 1)):
             continue
         before, after = code.code[p - 1], code.code[p + 1]
-        # Initial values, subscripts of the first element and messages have kinds of their own.
+        # Initial values, subscripts of the first element and messages have separate kinds.
         if value == 0 and not code.binary(p - 1, "==", "!=", *COMPARISONS):
             continue
         if before.is_op("=", "{") and after.is_op(";", "}", ","):
@@ -352,7 +351,7 @@ def _constant(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _call_around(code: Code, p: int) -> tuple[int, int]:
-    """Return the call, subscript or list that the token at p stands in."""
+    """Return the range of the call, subscript or list that contains the token at p."""
     start = p
     while start > 0 and not code.code[start - 1].is_op("(", "[", "{", ";"):
         start = (
@@ -377,7 +376,7 @@ def _bound(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _loops(code: Code, function: Function) -> Iterator[tuple[int, int, list[int]]]:
-    """Return (open parenthesis, close parenthesis, semicolons) of each `for` with three parts."""
+    """Yield (open parenthesis, close parenthesis, semicolons) of each `for` with three parts."""
     for p in _body(code, function):
         if code.code[p].is_word("for") and is_op_at(code.code, p + 1, "("):
             close = closing(code.code, p + 1)
@@ -462,7 +461,7 @@ def _factor(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _last_word(code: Code, start: int, end: int) -> str:
-    """Return the name that an operand ends with, a subscript left out: "scale" of
+    """Return the name that an operand ends with, ignoring a subscript: "scale" of
     `row.scale[i]`."""
     p = end - 1
     if code.code[p].is_op("]"):
@@ -501,8 +500,7 @@ def _initial(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _handed_out(code: Code, function: Function, start: int, name: str) -> bool:
-    """Return whether the next thing that happens to a variable is that its address is passed to a
-    call, which writes it."""
+    """Return True if the next use of a variable passes its address to a call, which writes it."""
     for p in range(start, function.end - 1):
         if code.code[p].is_word(name):
             return code.code[p - 1].is_op("&") and code.code[p - 2].is_op("(", ",")
@@ -510,8 +508,8 @@ def _handed_out(code: Code, function: Function, start: int, name: str) -> bool:
 
 
 def _declared(code: Code, p: int) -> int:
-    """Return where the declaration starts whose name stands before the `=` at p: at its type's last
-    word; -1 if there is none there."""
+    """Return the start of the declaration, at its type's last word, whose name precedes the `=` at
+    p; -1 if there is none."""
     name = code.operand_start(p - 1)
     if not code.code[name].is_word() or name == 0:
         return -1
@@ -537,7 +535,7 @@ def _narrow(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _accumulates(code: Code, function: Function, name: str) -> bool:
-    """Return whether the function adds to this variable."""
+    """Return True if the function adds to this variable."""
     for p in range(function.body, function.end):
         if code.compound(p, "+"):
             start = code.operand_start(p - 1)
@@ -569,14 +567,14 @@ def _index(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _widened(code: Code, p: int) -> tuple[int, int]:
-    """Return the product whose first factor at p is widened, or what is widened alone."""
+    """Return the range of the product whose first factor at p is widened, or of that value."""
     end = code.operand_end(p)
     return (p, code.operand_end(end + 1)) if code.binary(end, "*") else (p, end)
 
 
 def _short_grid(code: Code, p: int, text: str) -> bool:
-    """Return whether a block's index along y or z is widened at p and multiplied by a constant:
-    there are 65535 blocks at most, so that the product fits."""
+    """Return True if a block's index along y or z is widened at p and multiplied by a constant:
+    there are at most 65535 blocks, so the product fits."""
     if not re.fullmatch(r"(blockIdx|gridDim)\.[yz]", text):
         return False
     _, end = _widened(code, p)
@@ -587,8 +585,8 @@ def _short_grid(code: Code, p: int, text: str) -> bool:
 
 
 def _fits_32_bits(code: Code, function: Function, p: int) -> bool:
-    """Return whether the value behind the `=` at p is made of values of 32 bits, and is none of
-    those that grow with the grid: kept in 32 bits, it is the same."""
+    """Return True if the value after the `=` at p consists of 32-bit values, none of which grows
+    with the grid, so that it fits in 32 bits."""
     if not is_op_at(code.code, p, "="):
         return False
     mine = _declared_short(code, function.start, function.end)
@@ -616,8 +614,8 @@ def _fits_32_bits(code: Code, function: Function, p: int) -> bool:
 
 @lru_cache(maxsize=8)
 def _declared_short(code: Code, start: int, end: int) -> set[str]:
-    """Return the names in [start, end) that are declared with at most 32 bits, functions among
-    them."""
+    """Return the names, also of functions, that are declared in [start, end) with at most 32
+    bits."""
     pairs = list(itertools.pairwise(code.code[start:end]))
     short = {b.text for a, b in pairs if a.is_word("int", "unsigned", "bool") and b.is_word()}
     return short - {b.text for a, b in pairs if a.is_word("int64_t") and b.is_word()}
@@ -651,7 +649,7 @@ def _transposed(code: Code, function: Function) -> Iterator[Edit]:
                 continue
             row, column = code.text(first + 1, p), code.text(p + 2, second)
             start = code.operand_start(second)
-            if row != column and not code.code[start - 1].is_word():  # no declaration
+            if row != column and not code.code[start - 1].is_word():  # not a declaration
                 yield Edit(first, second + 1, f"[{column}][{row}]", (start, second + 1))
         elif code.binary(p, "*"):
             left, right = _around(code, p)
@@ -667,7 +665,7 @@ def _transposed(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _launches(code: Code, function: Function) -> Iterator[list[tuple[int, int]]]:
-    """Return the parts of each launch's configuration: grid, block, bytes, stream."""
+    """Yield the parts of each launch's configuration: grid, block, bytes, stream."""
     for p in _body(code, function):
         if code.code[p].is_op("<<<"):
             yield split(code.code, p + 1, configuration(code.code, p, 1)[0])
@@ -728,9 +726,9 @@ def _device(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def _tied(code: Code, function: Function) -> set[str]:
-    """Return the tensors that a check of two tensors' devices ties to another one that is checked
-    to be on the GPU, here or, where nothing else of it is checked here, by who calls: that refuses
-    the same calls as their own check."""
+    """Return the tensors whose own device check is redundant: a check of two tensors' devices ties
+    them to another one that is checked to be on the GPU, here or, if nothing else of it is checked
+    here, in the caller."""
     chains: dict[str, set[str]] = {}
     pairs = []
     for start, _ in _chained(code, function):
@@ -748,7 +746,7 @@ def _chain_start(code: Code, p: int) -> int:
 
 
 def _chained(code: Code, function: Function) -> Iterator[tuple[int, int]]:
-    """Return the calls `.method(…)` that follow a `check(x, "x")`."""
+    """Yield the calls `.method(…)` that follow a `check(x, "x")`."""
     for _, _, close in _calls(code, function, "check"):
         p = close + 1
         while is_op_at(code.code, p, ".") and is_op_at(code.code, p + 2, "("):
@@ -832,7 +830,7 @@ def _event(code: Code, function: Function) -> Iterator[Edit]:
 
 
 def edits(code: Code, function: Function) -> Iterator[tuple[Kind, Edit]]:
-    """Return all single changes of a function, by kind."""
+    """Yield all single changes of a function, by kind."""
     for kind in KINDS:
         if kind.where != "both" and (kind.where == "device") != function.on_device:
             continue
@@ -840,4 +838,4 @@ def edits(code: Code, function: Function) -> Iterator[tuple[Kind, Edit]]:
             for edit in kind.find(code, function):
                 yield kind, edit
         except TokenError:
-            continue  # a bracket that this reader does not understand: no mutants of this kind
+            continue  # a bracket that this parser does not understand: no mutants of this kind

@@ -1,4 +1,4 @@
-"""Verdicts of earlier runs, kept in the cache: a run that was ended goes on where it stopped."""
+"""Keep verdicts of earlier runs in the cache: an interrupted run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ KEPT = 4000  # verdicts per day
 
 
 class Ledger:
-    """The verdicts of one day's mutants, by a key of all that they depend on.
+    """The verdicts of one day's mutants, by a key of everything that they depend on.
 
-    fresh: what earlier runs have found is not looked at.
+    fresh: ignore the results of earlier runs.
     """
 
     def __init__(self, name: str, fresh: bool = False):
@@ -36,22 +36,22 @@ class Ledger:
             data = json.loads(line)
             self._known[data.pop("key")] = data
         except (ValueError, KeyError, TypeError, AttributeError):
-            return  # cut short by a crash: that mutant is tried again
+            return  # truncated by a crash: that mutant is tried again
 
     def get(self, key: str) -> dict[str, object] | None:
-        """Return what was stored under this key by an earlier run."""
+        """Return the data that an earlier run stored under this key."""
         return self._earlier.get(key)
 
     def verdict(self, key: str) -> Verdict | None:
-        """Return the same as a verdict."""
+        """Return the verdict that an earlier run stored under this key."""
         data = self.get(key)
         try:
             return Verdict(**data) if data else None  # type: ignore[arg-type]
         except TypeError:
-            return None  # of another version of this program
+            return None  # written by another version of this program
 
     def put(self, key: str, data: dict[str, object]) -> None:
-        """Store one thing at once; other processes may be doing the same."""
+        """Store one item immediately; other processes may do so at the same time."""
         line = json.dumps({"key": key, **data}) + "\n"
         with self._lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)

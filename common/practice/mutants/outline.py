@@ -1,7 +1,7 @@
-"""What a `.cu` consists of: its declarations, its functions, and what each of them uses.
+"""Parse a `.cu` into its declarations and functions, and find the names that each of them uses.
 
-The call graph is one of names: a function reaches all functions whose names stand in it, and all
-overloaded operators. That keeps a function too many now and then, and never one too few.
+The call graph is one of names: a function reaches all functions whose names occur in it, and all
+overloaded operators. It may contain a function too many, but never one too few.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _KEYWORDS = STATEMENT_WORDS | {"if", "while", "for", "switch", "co_return", "con
 
 
 class Code:
-    """The code of a file: its tokens without white space, comments, directives and what a
-    preprocessor condition leaves out.
+    """The code of a file: its tokens without white space, comments, directives and excluded parts
+    of preprocessor conditions.
 
-    source: the file's text. tokens: all of it. code: those that count. Positions are into `code`.
+    source: the file's text. tokens: all tokens. code: the tokens of the code. Positions are indices
+    into `code`.
     """
 
     def __init__(self, text: str, model: str = ""):
@@ -49,12 +50,12 @@ class Code:
         self._offsets = list(accumulate((len(token.text) for token in self.tokens), initial=0))
 
     def offset(self, p: int) -> int:
-        """Return where in the file's text the token at p begins."""
+        """Return the offset in the file's text of the token at p."""
         return self._offsets[self._places[p]]
 
     def spaced(self, p: int) -> bool:
-        """Return whether white space stands on both sides of the token at p: clang-format writes
-        binary operators so, and neither unary ones nor template brackets or pointers."""
+        """Return True if white space is on both sides of the token at p: clang-format writes binary
+        operators so, but not unary ones, template brackets or pointers."""
         i = self._places[p]
         return (
             0 < i < len(self.tokens) - 1
@@ -63,12 +64,12 @@ class Code:
         )
 
     def white_before(self, p: int) -> bool:
-        """Return whether white space stands before the token at p."""
+        """Return True if white space precedes the token at p."""
         i = self._places[p]
         return i > 0 and not self.tokens[i - 1].is_code
 
     def binary(self, p: int, *operators: str) -> bool:
-        """Return whether one of these binary operators is at p."""
+        """Return True if one of these binary operators is at p."""
         token = self.code[p]
         if not token.is_op(*operators) or not self.spaced(p) or p == 0:
             return False
@@ -78,7 +79,7 @@ class Code:
         return before.kind in ("number", "string", "char") or before.is_op(")", "]", "}")
 
     def compound(self, p: int, *operators: str) -> bool:
-        """Return whether `+=` or its like is at p, two tokens for the lexer."""
+        """Return True if a compound assignment such as `+=`, two tokens of the lexer, is at p."""
         if not (self.code[p].is_op(*operators) and is_op_at(self.code, p + 1, "=")):
             return False
         return self._places[p + 1] == self._places[p] + 1
@@ -94,7 +95,7 @@ class Code:
         return " ".join("".join(words).split())
 
     def replaced(self, start: int, end: int, text: str) -> str:
-        """Return the file with `text` in place of [start, end), every line where it was."""
+        """Return the file with `text` in place of [start, end), keeping line numbers."""
         first, last = self._places[start], self._places[end - 1]
         lost = "".join(token.text for token in self.tokens[first : last + 1]).count("\n")
         parts = [token.text for token in self.tokens[:first]]
@@ -102,7 +103,7 @@ class Code:
         return "".join(parts + [token.text for token in self.tokens[last + 1 :]])
 
     def blanked(self, ranges: Iterable[tuple[int, int]]) -> str:
-        """Return the file without these ranges, every line where it was."""
+        """Return the file without these ranges, keeping line numbers."""
         parts = [token.text for token in self.tokens]
         for start, end in ranges:
             for i in range(self._places[start], self._places[end - 1] + 1):
@@ -111,8 +112,8 @@ class Code:
         return "".join(parts)
 
     def operand_start(self, p: int) -> int:
-        """Return where the operand starts whose last token is at p, its unary operators
-        included."""
+        """Return the start of the operand whose last token is at p, including its unary
+        operators."""
         p = self._postfix_start(p)
         while p > 0 and self.code[p - 1].is_op("-", "!", "~", "*", "&"):
             attached = not self.white_before(p) and self.white_before(p - 1)
@@ -122,7 +123,7 @@ class Code:
         return p
 
     def _postfix_start(self, p: int) -> int:
-        """Return where a name, call, subscript or number starts whose last token is at p."""
+        """Return the start of the name, call, subscript or number whose last token is at p."""
         code = self.code
         while True:
             token = code[p]
@@ -144,7 +145,7 @@ class Code:
                 return p
 
     def operand_end(self, p: int) -> int:
-        """Return the position behind the operand that starts at p, its unary operators included."""
+        """Return the position after the operand that starts at p, including its unary operators."""
         code = self.code
         while code[p].is_op("-", "+", "!", "~", "*", "&", "++", "--"):
             p += 1
@@ -170,8 +171,8 @@ class Code:
 class Function:
     """A function with a body, [start, end) in `Code.code`; its body's brace is at `body`.
 
-    name: with that of the type around it, if there is one: "DeviceArray::get". on_device: whether
-    it is a kernel or code that kernels call.
+    name: qualified by the type around it, if there is one: "DeviceArray::get". on_device: it is a
+    kernel, or code that kernels call.
     """
 
     name: str
@@ -185,9 +186,9 @@ class Function:
 class Declaration:
     """A declaration at file scope, [start, end) in `Code.code`.
 
-    name: what it declares. uses: all words in it. functions: itself, or those of a type. operators:
-    of a binding, the names of the operators that it binds. schemas: of these operators, where the
-    binding has them: how many tensors each takes; a list of tensors counts as two.
+    name: the declared name. uses: all words in it. functions: itself, or those of a type.
+    operators: names of the operators that a binding binds. schemas: for these operators, if the
+    binding has schemas: the number of tensors that each takes; a list of tensors counts as two.
     """
 
     name: str
@@ -201,7 +202,7 @@ class Declaration:
 
     @property
     def is_overload(self) -> bool:
-        """Return whether it is a function such as `operator+`, which is called without its name."""
+        """Return True if it is a function such as `operator+`, which is called without its name."""
         return self.is_function and self.name.startswith("operator")
 
 
@@ -218,21 +219,20 @@ class Outline:
         return {name for each in self.declarations for name in each.operators}
 
     def launchers(self, operators: Iterable[str]) -> set[str]:
-        """Return the words in the bindings of these operators, their launchers' names among
-        them."""
+        """Return the words in the bindings of these operators, including their launchers' names."""
         needed = set(operators)
         bound = (d for d in self.declarations if d.operators & needed)
         return {word for d in bound for word in d.uses}
 
     def reached(self, operators: Iterable[str] | None = None) -> list[Declaration]:
-        """Return what these operators' launchers use, directly or not, without bindings; without
-        operators, or in a file that binds none, everything."""
+        """Return the declarations that these operators' launchers use, directly or not, without
+        bindings; without operators, or in a file that binds none, all declarations."""
         if operators is None or not self.operators:
             return [d for d in self.declarations if not d.operators]
         return self.used_by(self.launchers(operators))
 
     def used_by(self, words: set[str]) -> list[Declaration]:
-        """Return the declarations of these names and, without end, of the names in them."""
+        """Return the declarations of these names and, transitively, of the names in them."""
         found: set[int] = set()
         while True:
             fresh = {
@@ -248,8 +248,8 @@ class Outline:
 
 @lru_cache(maxsize=32)
 def outline(text: str, model: str = "") -> Outline:
-    """Read a `.cu`, of which the latest texts are remembered. model: the card that decides
-    preprocessor conditions on it. Raises TokenError where a bracket is never closed."""
+    """Parse a `.cu`; results for the latest texts are cached. model: the card that decides
+    preprocessor conditions on it. Raise TokenError if a bracket is never closed."""
     code = Code(text, model)
     macros = _macros(code.tokens)
     parts = _parts(code, 0, len(code.code))
@@ -259,10 +259,10 @@ def outline(text: str, model: str = "") -> Outline:
 def trimmed(
     text: str, operators: Iterable[str], functions: Iterable[str] = (), model: str = ""
 ) -> str:
-    """Return the file without the bindings of operators other than these, and without the functions
-    that only those need; every line stays where it is. A file that binds nothing stays whole.
+    """Return the file without the bindings of operators other than these, and without functions
+    that only those need; line numbers stay. A file that binds nothing stays complete.
 
-    functions: names of further ones that are needed, by other files.
+    functions: names of further functions that other files need.
     """
     found = outline(text, model)
     needed = set(operators)
@@ -276,8 +276,8 @@ def trimmed(
 
 
 def outlines_of(day: Day) -> dict[Path, Outline]:
-    """Return the day's `.cu` files and the headers in its folder: through these, files use each
-    other."""
+    """Return the outlines of the day's `.cu` files and of the headers in its folder, through which
+    files use each other."""
     files = [*day.library_sources, *day.headers]
     return {path: outline(path.read_text(encoding="utf-8")) for path in files}
 
@@ -285,8 +285,8 @@ def outlines_of(day: Day) -> dict[Path, Outline]:
 def reached_together(
     outlines: Mapping[Path, Outline], operators: Iterable[str]
 ) -> dict[Path, list[Declaration]]:
-    """Return what these operators' launchers use in files that are linked together, and in their
-    headers, by file; a file of which nothing is used is left out."""
+    """Return, by file, the declarations that these operators' launchers use in files that are
+    linked together, and in their headers; files without any are left out."""
     needed = set(operators)
     words = {word for read in outlines.values() for word in read.launchers(needed)}
     while True:
@@ -303,13 +303,13 @@ def reached_together(
 
 
 def _has_code(path: Path, used: Iterable[Declaration]) -> bool:
-    """Return whether a file is needed for what is used of it. A type is its own in each file that
-    is linked, and that of a header is its includers'."""
+    """Return True if a file is needed for the declarations used from it. Each linked file has its
+    own copy of a type, and a header's types belong to its includers."""
     return any(d.functions if path.suffix == ".cuh" else d.is_function for d in used)
 
 
 def _parts(code: Code, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Return (start, end, position of the body's brace or -1) of each declaration in [start,
+    """Yield (start, end, position of the body's brace or -1) of each declaration in [start,
     end)."""
     tokens = code.code
     p = start
@@ -327,8 +327,7 @@ def _parts(code: Code, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _scope(tokens: Sequence[Token], p: int, end: int) -> int:
-    """Return the brace of the namespace or `extern "C"` block that begins at p; 0 where none
-    does."""
+    """Return the brace of the namespace or `extern "C"` block that begins at p; 0 if none does."""
     if tokens[p].is_word("namespace", "inline", "extern"):
         q = p
         while q < end and (tokens[q].is_word() or tokens[q].kind == "string"):
@@ -342,8 +341,7 @@ def _scope(tokens: Sequence[Token], p: int, end: int) -> int:
 
 
 def _part_end(tokens: Sequence[Token], start: int, end: int) -> tuple[int, int]:
-    """Return behind the end of the declaration that begins at `start`, and the brace of its body or
-    -1."""
+    """Return the end of the declaration that begins at `start`, and the brace of its body or -1."""
     parameters = value = False
     p = _past_template(tokens, start)
     is_type = tokens[p].is_word(*_TYPES)
@@ -389,7 +387,7 @@ def _declaration(
         }
         if first in ("RUNG", "HOST_RUNG"):
             bound = {tokens[start + 4].text}
-        # A block of a library that names no operator of its own belongs to all of them.
+        # A library block that names no operator belongs to all of them.
         return Declaration(
             "",
             start,
@@ -414,7 +412,7 @@ def _declaration(
 
 
 def _schemas(tokens: Sequence[Token], start: int, end: int) -> dict[str, int]:
-    """Return the tensors that the operators of a binding take, by name."""
+    """Return the number of tensors that each operator of a binding takes, by name."""
     found: dict[str, int] = {}
     text = ""
     for p in range(start, end):
@@ -478,8 +476,8 @@ def _type_name(tokens: Sequence[Token], p: int, end: int) -> tuple[str, int]:
 
 
 def _variable_name(tokens: Sequence[Token], p: int, end: int) -> str:
-    """Return what a declaration without a body declares: the last name before its value or its
-    end."""
+    """Return the name that a declaration without a body declares: the last one before its value or
+    its end."""
     if tokens[p].is_word("using") and p + 1 < end:
         return tokens[end - 2].text if not is_op_at(tokens, p + 2, "=") else tokens[p + 1].text
     name = ""
@@ -498,7 +496,7 @@ def _variable_name(tokens: Sequence[Token], p: int, end: int) -> str:
 
 
 def _macros(tokens: list[Token]) -> dict[str, set[str]]:
-    """Return the words that stand in the body of each macro of the file."""
+    """Return the words in each macro of the file."""
     found: dict[str, set[str]] = {}
     for line in directives(tokens):
         if line.name == "define" and line.rest and tokens[line.start].active:

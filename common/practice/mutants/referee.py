@@ -1,7 +1,7 @@
-"""The process that runs trials: it imports PyTorch once and forks one child per trial.
+"""Run trials in a process that imports PyTorch once and forks one child per trial.
 
 It reads a line of JSON per trial from its standard input and answers with one on its standard
-output. It never calls an operator itself, so no thread is missing in what it forks.
+output. It never calls an operator itself, so no thread is missing in its children.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from common.process.child import Child, describe_exit, fork
 from common.process.events import Progress, Table
 
 KEPT_DETAILS = 12  # lines that explain a failure
-POLL = 0.05  # seconds between looks at time limits
+POLL = 0.05  # seconds between checks of the time limits
 
 
 class _Running:
-    """A trial that runs."""
+    """A running trial."""
 
     def __init__(self, number: int, trial: Trial, platform: Platform):
         self.number, self.trial = number, trial
@@ -37,7 +37,7 @@ class _Running:
         self.child = fork(lambda channel: run_trial(trial, platform, channel))
 
     def take(self) -> Result | None:
-        """Take the child's events; the result, once it has ended or its time is over."""
+        """Take the child's events; return the result once it has ended or its time is over."""
         over = self.child.finished()
         late = not over and time.monotonic() - self.began > self.trial.limit
         if late:

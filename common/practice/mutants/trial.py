@@ -1,4 +1,4 @@
-"""One trial, in a process of its own: some of a day's rungs, from a library that may be wrong."""
+"""Run one trial in a separate process: some of a day's rungs, from a library that may be wrong."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from common.process import worker
 from common.process.events import Channel, Finished, Over, Stage, Table
 
 # Seconds that one thread may run without reaching a barrier or its end, and that all may wait in
-# loops. Longer than the debugger allows: trials share the machine with compilers.
+# loops. Longer than in the debugger, since trials share the machine with compilers.
 STUCK_LIMIT, SPIN_LIMIT = 5.0, 2.0
-# Seconds of one call of an operator. Only a loop of the launcher that has no end takes as long: the
+# Seconds of one call of an operator. Only an endless loop of the launcher takes as long: the
 # runtime ends kernels. SIGALRM then ends the process.
 CALL_LIMIT = 200.0
 
 
 @dataclass(frozen=True)
 class _Placed(Entry):
-    """A library that lies where the trial says, not in the cache."""
+    """A library at the place that the trial names, not in the cache."""
 
     place: Path = Path()
 
@@ -47,7 +47,7 @@ class _Placed(Entry):
 
 
 class _Calls:
-    """Which operators are called from now on, by name. A call that has no end ends the process."""
+    """Record the names of the operators that are called. A call without an end ends the process."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -65,7 +65,7 @@ class _Calls:
         packet.__call__ = noting
 
     def take(self, namespace: str) -> list[str]:
-        """Return the operators of a namespace that were called since the last time."""
+        """Return the operators of a namespace that were called since the last call of `take`."""
         prefix = f"{namespace}::"
         found = sorted(name.removeprefix(prefix) for name in self.names if name.startswith(prefix))
         self.names.clear()
@@ -73,8 +73,8 @@ class _Calls:
 
 
 def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
-    """Check the rungs until one fails, telling `channel`: their outcomes, and a table of the
-    seconds and operators of each. Without rungs, only the table, of all that the day has."""
+    """Check the rungs until one fails, and send to `channel` their outcomes, and a table of the
+    seconds and operators of each. Without rungs, send only a table of all rungs of the day."""
     day = read_day(Path(trial.day)).with_further()
     platform = replace(platform, model=trial.model or platform.model)
     lesson = load_lesson(day)
@@ -121,7 +121,7 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
 
 
 def _moved(day: Day, folder: Path) -> Day:
-    """Return the day with its sources in another folder of the same name."""
+    """Return the day with its sources in another folder with the same structure."""
 
     def moved(path: Path) -> Path:
         return folder / path.relative_to(day.folder)

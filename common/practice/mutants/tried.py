@@ -1,4 +1,4 @@
-"""What is tried with a mutant, and what comes of it: plain data, sent between processes."""
+"""Hold a trial of a mutant and its result as plain data, sent between processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from common.base.outcome import FAIL, SKIP
 
 @dataclass(frozen=True)
 class Trial:
-    """What is to be tried.
+    """A trial of a mutant.
 
-    day: its folder. folder: where its sources are, where that is elsewhere. library: built from
-    them. rungs: (problem, rung), tried in this order until one fails. once_first: before the whole
-    check, all cases of all rungs are called once, in which most wrong kernels fail already. quick,
-    watched, debug: as in `common.process.worker.Work`. model: the card that is played, "" for the
-    usual one. limit: seconds for all of it. threads: that run blocks.
+    day: its folder. folder: of its sources, if elsewhere. library: built from them. rungs:
+    (problem, rung), tried in this order until one fails. once_first: before the whole check, call
+    all cases of all rungs once, on which most wrong kernels fail already. quick, watched, debug: as
+    in `common.process.worker.Work`. model: the simulated card, "" for the default. limit: seconds
+    for the whole trial. threads: that run blocks.
     """
 
     day: str
@@ -35,12 +35,12 @@ class Trial:
 
 @dataclass
 class Result:
-    """What came of it.
+    """The result of a trial.
 
     status: "passed", "failed", "skipped" (no rung can run here), "died" or "late". rung: the one
-    that failed, or that ran when it died. reason, details: of the failure. findings: what the
-    tracer found ("races", …). used: for each rung that ran, (problem, rung, its status, seconds,
-    operators that it called, cases that it left out because the card lacks something).
+    that failed, or that ran when it died. reason, details: of the failure. findings: of the tracer
+    ("races", …). used: for each rung that ran, (problem, rung, its status, seconds, operators that
+    it called, cases that it skipped because the card lacks something).
     """
 
     status: str
@@ -56,7 +56,7 @@ class Result:
 
 
 def status_of(statuses: Sequence[str]) -> str:
-    """Return the status of a trial that came to its end, from those of its rungs."""
+    """Return the status of a trial that ended normally, from those of its rungs."""
     if FAIL in statuses:
         return "failed"
     return "skipped" if all(status == SKIP for status in statuses) else "passed"

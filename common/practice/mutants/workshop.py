@@ -1,7 +1,7 @@
-"""Builds versions of a day's sources for the CPU backend, fast: only what is tried is compiled.
+"""Build versions of a day's sources for the CPU backend quickly, by compiling only the tried parts.
 
-What a day's build has and a mutant's does not: ninja, the day's other operators and what only they
-use, PyTorch's symbols (the process that loads the library has them), and headers rewritten anew.
+Unlike a day's build, a mutant's omits ninja, the day's other operators and the code that only they
+use, PyTorch's symbols (the process that loads the library has them), and rewriting headers again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 
 class Programs:
-    """Programs that run now, in sessions of their own, so that Ctrl-C reaches us alone."""
+    """Running programs, in separate sessions, so that Ctrl-C reaches only this process."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -48,7 +48,7 @@ class Programs:
         self.stopped = False
 
     def start(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        """Start a program. Raises Stopped after `stop`."""
+        """Start a program. Raise Stopped after `stop`."""
         with self._lock:
             if self.stopped:
                 raise Stopped
@@ -57,12 +57,12 @@ class Programs:
         return program
 
     def ended(self, program: subprocess.Popen[bytes]) -> None:
-        """Forget a program that was waited for."""
+        """Forget a program that has ended."""
         with self._lock:
             self._running.discard(program)
 
     def stop(self) -> None:
-        """End all programs; no other can be started."""
+        """End all programs, and prevent further ones."""
         with self._lock:
             self.stopped = True
             for program in self._running:
@@ -70,8 +70,8 @@ class Programs:
                     os.killpg(program.pid, signal.SIGKILL)
 
     def run(self, command: list[str], text: bytes = b"", directory: Path | None = None) -> str:
-        """Return the program's warnings: what it printed on its standard error. Raises BuildError
-        with that if it failed."""
+        """Return the program's warnings, from its standard error. Raise BuildError with its output
+        if it failed."""
         pipe = subprocess.PIPE
         program = self.start(
             command,
@@ -97,12 +97,12 @@ class Programs:
         return message
 
 
-Change = tuple[Path, str]  # a file, source or header, and another text of it
+Change = tuple[Path, str]  # a file, source or header, and its changed text
 Made = TypeVar("Made")
 
 
 class _Once(Generic[Made]):
-    """Values that are made once by the first thread that needs them, while others wait."""
+    """Values made once, by the first thread that needs them, while others wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -123,11 +123,11 @@ class _Once(Generic[Made]):
 
 
 class Workshop:
-    """Builds versions of one day's `.cu` files, the headers of its folder in them, in one variant
-    of the CPU backend.
+    """Build versions of one day's `.cu` files, with the headers of its folder inlined, in one
+    variant of the CPU backend.
 
-    folder: for what is built; it must exist. programs: where compilers run. many: so many builds
-    that precompiled headers pay, also for the variants.
+    folder: existing folder for the builds. programs: runs the compilers. many: precompiled headers
+    pay off, also for the variants.
     """
 
     def __init__(
@@ -160,23 +160,23 @@ class Workshop:
         self._narrowed: _Once[list[str]] = _Once()
 
     def _front(self) -> list[str]:
-        """Return the command that compiles. What it needs of the cache is looked up for each
-        compilation, since a run of many mutants takes longer than unused entries are kept."""
+        """Return the compile command. It looks up its files in the cache for each compilation,
+        since a run of many mutants takes longer than unused entries are kept."""
         includes = [word for path in torch_includes() for word in ("-isystem", str(path))]
         prelude = libraries.build_prelude(self.platform, for_variants=self._many)
         flags = [*prelude, "-fPIC", STABLE_ABI, *libraries.flags(self.platform)]
         return [self.platform.compiler, *flags, f"-I{ROOT}", *includes, "-x", "c++", "-"]
 
     def _link(self, objects: list[str]) -> list[str]:
-        """Return the command that links."""
+        """Return the link command."""
         runtime = libraries.build_runtime(self.platform)
         flags = ["-shared", *backend.ldflags(runtime, self.platform.variant)]
         after = [f"-L{torch_stubs(self.platform)}", "-Wl,--no-as-needed"]
         return [self.platform.compiler, *flags, *objects, *after, *(f"-l{n}" for n in TORCH)]
 
     def reached(self, operators: Iterable[str]) -> dict[Path, list[Declaration]]:
-        """Return what these operators use, by source and header, without the files of which they
-        use nothing."""
+        """Return the declarations that these operators use, by source and header, without files in
+        which they use none."""
         found = reached_together(self.outlines, operators)
         sources = [source for source in self.day.library_sources if source in found]
         files = {file: None for source in sources for file in self._files[source]}
@@ -189,14 +189,14 @@ class Workshop:
         return {s: mine & bound for s, bound in self.operators.items() if s in reached}
 
     def holding(self, file: Path, operators: Iterable[str]) -> dict[Path, frozenset[str]]:
-        """Return the same, of the sources in which this file stands; of all these, without
-        operators, where none is needed."""
+        """Return `needed` for the sources that contain this file or, if none is needed, all these
+        sources without operators."""
         sources = [source for source, files in self._files.items() if file in files]
         needed = self.needed(operators)
         return {s: needed[s] for s in sources if s in needed} or dict.fromkeys(sources, frozenset())
 
     def original(self, source: Path, operators: frozenset[str]) -> Path:
-        """Return the object file of the source as it is, with these of its operators alone. Raises
+        """Return the object file of the unchanged source, with only these of its operators. Raise
         BuildError."""
 
         def make() -> Path:
@@ -206,13 +206,13 @@ class Workshop:
         return self._originals.get((source, operators), make)
 
     def changed(self, source: Path, change: Change, operators: frozenset[str], name: str) -> Path:
-        """Return the object file of the source with a change, with these of its operators alone.
-        Raises BuildError."""
+        """Return the object file of the source with a change, with only these of its operators.
+        Raise BuildError."""
         return self._object(source, self._text(source, change), operators, f"{name}-{source.stem}")
 
     def same_code(self, source: Path, change: Change, operators: frozenset[str], name: str) -> bool:
-        """Return whether the source with a change is the same machine code as the source as it is,
-        where both are optimized as the day's own build is. Raises BuildError."""
+        """Return True if the source with a change has the same machine code as the unchanged
+        source, both optimized like the day's own build. Raise BuildError."""
         key = (source, operators)
         before = self._codes.get(key, lambda: self._code(source, None, operators, "original"))
         return before == self._code(source, change, operators, name)
@@ -222,7 +222,7 @@ class Workshop:
         return inlined(source, files | dict([change] if change else []))
 
     def library(self, objects: Iterable[Path], name: str) -> Path:
-        """Return a library of these object files, named after the day as its own is. Raises
+        """Return a library of these object files, named after the day like its own. Raise
         BuildError."""
         directory = self._folder / f"{name}-library"
         directory.mkdir(exist_ok=True)
@@ -231,13 +231,13 @@ class Workshop:
         return path
 
     def remove(self, name: str) -> None:
-        """Remove what was built under this name."""
+        """Remove the files built under this name."""
         shutil.rmtree(self._folder / f"{name}-library", ignore_errors=True)
         for path in self._folder.glob(f"{name}-*.o"):
             path.unlink()
 
     def _used_elsewhere(self, source: Path) -> set[str]:
-        """Return the functions of a source that another one calls."""
+        """Return the functions of a source that other files call."""
         mine = {d.name for d in self.outlines[source].declarations if d.is_function}
         others = (read for path, read in self.outlines.items() if path != source)
         return mine & {word for read in others for d in read.declarations for word in d.uses}
@@ -263,8 +263,8 @@ class Workshop:
             raise BuildError(str(error)) from None
 
     def narrowed(self, source: Path, change: Change | None, operators: frozenset[str]) -> list[str]:
-        """Return what `common.build.narrowing.narrowed` finds in the source with a change, with
-        these of its operators alone. Raises BuildError."""
+        """Return the findings of `common.build.narrowing.narrowed` in the source with a change,
+        with only these of its operators. Raise BuildError."""
         rewritten = self._rewritten(source, self._text(source, change), operators)
         prepared = narrowing.prepared(rewritten, str(source))
         command = [*self._front(), *narrowing.WARNINGS]
@@ -272,14 +272,14 @@ class Workshop:
         return narrowing.places(warnings, self.day)
 
     def original_narrowed(self, source: Path, operators: frozenset[str]) -> list[str]:
-        """Return the same of the source as it is."""
+        """Return these findings for the unchanged source."""
         key = (source, operators)
         return self._narrowed.get(key, lambda: self.narrowed(source, None, operators))
 
     def _code(
         self, source: Path, change: Change | None, operators: frozenset[str], name: str
     ) -> str:
-        """Return a digest of the machine code, with the optimization of the day's own build."""
+        """Return a digest of the machine code, optimized like the day's own build."""
         digits = digest([name, source.stem, *sorted(operators)])
         path = self._object(
             source, self._text(source, change), operators, f"code-{digits}", ["-g0"]
@@ -293,10 +293,10 @@ TORCH = ("c10", "torch_cpu", "torch")
 
 
 def torch_stubs(platform: Platform) -> Path:
-    """Return a directory with libraries that have the names of PyTorch's and nothing in them.
+    """Return a directory with empty libraries that have the names of PyTorch's.
 
-    Linking with them takes 0.1 s instead of 0.4 s. The process that loads what was linked has the
-    real ones already, and the loader goes by the name.
+    Linking with them takes 0.1 s instead of 0.4 s. The process that loads the result has the real
+    ones already, and the loader compares only names.
     """
     entry = Entry("torch-stubs", digest([platform.compiler_version, *TORCH]), f"lib{TORCH[-1]}.so")
 

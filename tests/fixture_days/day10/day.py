@@ -1,4 +1,4 @@
-"""A day that needs what no machine has."""
+"""A day that needs a feature that no machine has."""
 
 from common.day import Skip
 

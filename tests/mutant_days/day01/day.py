@@ -1,4 +1,4 @@
-"""A day whose cases miss what happens below zero."""
+"""A day without cases below zero."""
 
 from common.day import Case, Problem, Rung
 
@@ -8,7 +8,7 @@ TITLE = "Misses a case"
 TEACHES = "What a day looks like whose checks let a bug pass"
 TOPICS = ("mutants",)
 SOURCE = "limit.cu"
-EXTRA_SOURCES = ("module.py",)  # nothing that is built: builds that watch memory are tried too
+EXTRA_SOURCES = ("module.py",)  # not a custom build: builds that watch memory are tried too
 
 
 def inputs(case, draw):

@@ -1,4 +1,4 @@
-"""What the rung computes."""
+"""The code that the rung runs."""
 
 import torch
 

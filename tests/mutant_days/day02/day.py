@@ -1,4 +1,4 @@
-"""A day of two sources that include one header, whose cases miss what happens below zero."""
+"""A day of two sources that include one header, without cases below zero."""
 
 import torch
 

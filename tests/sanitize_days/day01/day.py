@@ -1,4 +1,4 @@
-"""A day whose rungs are right in most runs, and all have a fault but two."""
+"""A day whose rungs are right in most runs, and all but two have a fault."""
 
 from common.day import Rung
 from tests.fixture_days import parts

@@ -34,8 +34,8 @@ void copy_bytes(const Group& group, void* to, const void* from, size_t bytes, si
 
 }  // namespace details
 
-// Copies `bytes` bytes. The alignment is the type's, or what an aligned size says (of cuda::
-// aligned_size_t's form); the number of bytes must be a multiple of it.
+// Copy `bytes` bytes. The alignment is that of the type, or of an aligned size (which has the form
+// of cuda::aligned_size_t); the number of bytes must be a multiple of it.
 template <class Group, class T, class Size>
 void memcpy_async(const Group& group, T* to, const T* from, const Size& bytes, CUDACPU_HERE) {
   details::copy_bytes(group, to, from, static_cast<size_t>(bytes), cudacpu::copy_alignment<T>(),
@@ -48,7 +48,7 @@ void memcpy_async(const Group& group, T* to, const T* from, const Aligned<alignm
                       std::min(alignment, cudacpu::kCopyBytes), {file, line});
 }
 
-// Copies as many elements as there are on both sides.
+// Copy as many elements as there are on both sides.
 template <class Group, class T>
 void memcpy_async(const Group& group, T* to, size_t elements_to, const T* from,
                   size_t elements_from, CUDACPU_HERE) {
@@ -56,7 +56,7 @@ void memcpy_async(const Group& group, T* to, size_t elements_to, const T* from,
                       cudacpu::copy_alignment<T>(), {file, line});
 }
 
-// Waits for the copies of all threads of the group, but for their `Stage` youngest calls.
+// Wait for the copies of all threads of the group, but for their `Stage` youngest calls.
 template <unsigned Stage, class Group>
 void wait_prior(const Group& group, CUDACPU_HERE) {
   cudacpu::wait_for_copies(Stage);

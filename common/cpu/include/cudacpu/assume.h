@@ -1,5 +1,5 @@
-// __builtin_assume: what nvcc may take for true. Where it is not, a GPU goes astray, and this says
-// so. (clang has a function of that name, which does as nvcc does.)
+// __builtin_assume: a condition that nvcc may take for true. If it is false, a GPU goes astray;
+// here it is an error. (clang has a function of that name, which does the same as nvcc's.)
 #pragma once
 
 namespace cudacpu {

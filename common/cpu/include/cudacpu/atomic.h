@@ -10,7 +10,7 @@
 namespace cudacpu {
 
 // Set when a thread of this OS thread has polled since the last atomic that succeeded. Clearing it
-// tells the scheduler that spinning threads do get on, so that a busy lock is no endless spin.
+// shows the scheduler that spinning threads do get on: a busy lock is not an endless spin.
 extern CUDACPU_THREAD_LOCAL bool polled;
 
 inline void atomic_progress() {
@@ -36,7 +36,7 @@ inline void give_way_if_seen(const void* address, uint64_t bits, const char* wha
     last = {current, address, bits};
 }
 
-// Applies `next` to the value at `address` through compare-and-swap on an integer of its size.
+// Apply `next` to the value at `address` through compare-and-swap on an integer of its size.
 template <class Integer, class T, class Next>
 T atomic_update(T* address, Next next) {
   static_assert(sizeof(Integer) == sizeof(T));

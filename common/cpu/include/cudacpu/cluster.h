@@ -1,8 +1,8 @@
 // Thread block clusters: blocks that are resident together and reach each other's shared memory.
 //
-// All blocks of a cluster run on one OS thread, each with an arena of its own. A __shared__
-// variable lies at the same offset in all of them, so that mapping an address to another block is a
-// change of arena. A launch without clusters has clusters of one block, as on the hardware.
+// All blocks of a cluster run on one OS thread, each with its arena. A __shared__ variable lies at
+// the same offset in all of them, so that mapping an address to another block is a change of arena.
+// A launch without clusters has clusters of one block, as on the hardware.
 #pragma once
 
 #include "cudacpu/sync.h"
@@ -23,7 +23,7 @@ void wait_at_cluster_barrier(const char* what, Site site);
 void* map_to_rank(const void* pointer, unsigned rank, const char* what, Site site);
 // The block of the cluster that has this address in its shared memory.
 unsigned rank_of_address(const void* pointer, const char* what, Site site);
-// Traps unless these bytes are shared memory of a running block of the cluster, and aligned.
+// Trap unless these bytes are shared memory of a running block of the cluster, and aligned.
 void check_cluster_access(const void* pointer, size_t bytes, const char* what, Site site);
 
 }  // namespace cudacpu

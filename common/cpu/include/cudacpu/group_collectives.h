@@ -1,4 +1,4 @@
-// What cooperative groups exchange: values of any type, reductions, scans.
+// Collectives of cooperative groups: exchanges of values of any type, reductions, scans.
 //
 // One collective each, of a warp or of a tile of several warps. Reductions and scans combine in the
 // order in which NVIDIA's header does, step for step, so that floating-point results come out as
@@ -16,14 +16,14 @@ namespace cudacpu {
 
 // ---------------------------------------------------------------- lanes and ranks
 
-// How many lanes of the mask are below this one.
+// The number of lanes of the mask below this one.
 inline unsigned rank_of(unsigned lane, uint32_t mask) {
   return static_cast<unsigned>(__builtin_popcount(mask & ((1u << lane) - 1)));
 }
 
 constexpr unsigned kNoLane = 32;
 
-// The lane with this rank; kNoLane if there are not so many.
+// The lane with this rank; kNoLane if the mask has fewer lanes.
 inline unsigned lane_of(unsigned rank, uint32_t mask) {
   for (; mask; mask &= mask - 1)
     if (rank-- == 0) return static_cast<unsigned>(__builtin_ctz(mask));
@@ -74,7 +74,7 @@ T move(uint32_t mask, const T& value, unsigned source, Site site) {
   return exchange.result;
 }
 
-// The same in a tile of several warps.
+// An exchange in a tile of several warps.
 template <class T>
 struct MovedInTile {
   T value;
@@ -149,7 +149,7 @@ void scan_by_doubling(T* values, unsigned n, Op op) {
   for (unsigned distance = 1; distance < n; distance *= 2)
     for (unsigned i = n; i-- > distance;) values[i] = op(i, values[i], values[i - distance]);
 }
-// What came before the i-th: a scanned sum of integers less its own value, else its neighbour's.
+// The result before the i-th: a scanned sum of integers less its value, else its neighbour's.
 template <class T>
 T exclusive(const T* scanned, unsigned i, const T& own, bool sum_of_whole) {
   if constexpr (std::is_integral_v<T>)
@@ -199,7 +199,7 @@ template <class T, class Op, Combination kind>
 inline constexpr Operation kCombine{kCombinationNames[static_cast<int>(kind)],
                                     Combined<T, Op, kind>::compute};
 
-// Combines the values of the lanes of `mask`; tile: see Combined.
+// Combine the values of the lanes of `mask`; tile: see Combined.
 template <Combination kind, class T, class Op>
 T combine(uint32_t mask, unsigned tile, const T& value, Op& op, bool sum_of_whole, Site site) {
   static_assert(std::is_trivially_copyable_v<T>, "lanes exchange bytes");
@@ -208,7 +208,7 @@ T combine(uint32_t mask, unsigned tile, const T& value, Op& op, bool sum_of_whol
   return exchange.value;
 }
 
-// The same in a tile of several warps: first each warp, then what the warps have come to.
+// Combinations in a tile of several warps: first within each warp, then of the warps' results.
 inline constexpr const char* kTileCombinationNames[] = {
     "reduce of a tile", "inclusive_scan of a tile", "exclusive_scan of a tile"};
 

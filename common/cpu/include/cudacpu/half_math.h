@@ -1,4 +1,4 @@
-// What NVIDIA's headers define for half and bfloat16 in device code only, once for each type.
+// Functions that NVIDIA's headers define in device code only, once for each of half and bfloat16.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// What `kernel<<<grid, block, shared, stream>>>(arguments)` becomes.
+// The translation of `kernel<<<grid, block, shared, stream>>>(arguments)`.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@
 namespace cudacpu {
 
 struct LaunchSite {
-  const char* kernel;  // as written; null if the launch does not say
+  const char* kernel;  // as written; null if unknown
   const char* file;
   int line;
 };
@@ -70,9 +70,9 @@ constexpr ArgumentType argument_type() {
   return {argument_kind<T>(), sizeof(T), alignof(T), &typeid(T)};
 }
 
-// What a kernel's address alone does not tell. Every kernel that is instantiated makes its own
-// known when its library is loaded, for nodes of graphs, which get an address and untyped
-// arguments.
+// The type of a kernel, which its address alone does not give. Every kernel that is instantiated
+// registers its type when its library is loaded, for nodes of graphs, which get an address and
+// untyped arguments.
 struct KernelType {
   const void* address;
   void (*call)(void** arguments);
@@ -112,14 +112,14 @@ extern CUDACPU_THREAD_LOCAL bool entry_pending;
 void enter_kernel(const KernelType* type, const char* signature, unsigned max_threads,
                   dim3 cluster);
 
-// Ends the thread that ran before and makes the next one current. False when this fiber should
+// End the thread that ran before and make the next one current. False when this fiber should
 // return to the scheduler, because no thread is left to start or others should run first.
 bool next_thread();
 
 // A C++ exception left the kernel.
 void thread_threw();
 
-// What the runtime can do with a call: a kernel together with the arguments of a launch.
+// The operations on a call: a kernel together with the arguments of a launch.
 struct CallType {
   void (*loop)(void* call);  // calls the kernel once for each thread that next_thread() gives it
   size_t bytes;
@@ -130,7 +130,7 @@ struct CallType {
   size_t count;
 };
 
-// Runs the whole grid, or keeps a copy of the call in a graph if the stream is being captured.
+// Run the whole grid, or keep a copy of the call in a graph if the stream is being captured.
 cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const CallType& type,
                      void* call);
 
@@ -233,8 +233,8 @@ Launcher<Function> launcher(const LaunchSite& site, Function function, dim3 grid
                             Configuration{grid, block, shared_bytes, stream});
 }
 
-// Where a `0` is among the arguments: an int if the kernel `Fits` it, as a template does that
-// deduces a type, else a Zero, as a pointer needs it.
+// Convert a `0` among the arguments: to an int if the kernel `Fits` it, as a template does that
+// deduces a type, else to a Zero, as a pointer needs it.
 inline int as_int(Zero) {
   return 0;
 }
@@ -300,7 +300,7 @@ cudaError_t cudaLaunchCooperativeKernel(Site site, void (*kernel)(P...), dim3 gr
   return detail::launch_pointers(site, kernel, config, arguments, std::index_sequence_for<P...>{});
 }
 
-// Puts `cooperative`, the extents of a cluster and programmatic dependence into `config`.
+// Put `cooperative`, the extents of a cluster and programmatic dependence into `config`.
 // Attributes that only tune the launch have no meaning here.
 void read_attributes(const cudaLaunchConfig_t& from, Configuration& config);
 

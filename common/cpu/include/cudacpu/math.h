@@ -40,8 +40,8 @@ CUDACPU_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
 CUDACPU_MIN_MAX(unsigned long long, long long, unsigned long long)
 CUDACPU_MIN_MAX(unsigned long long, unsigned long long, long long)
 #undef CUDACPU_MIN_MAX
-// Inline versions of what would be calls into the C library, for maxss treats NaN otherwise: here
-// as on the device, the other operand is the result. glibc keeps the definition behind the name.
+// Inline versions of functions of the C library, because maxss treats NaN otherwise: here as on the
+// device, the other operand is the result. glibc keeps the definition behind the name.
 #define CUDACPU_EXTREMUM(name, T, comparison)                                          \
   extern "C" {                                                                         \
   __attribute__((gnu_inline, always_inline)) extern inline T name(T a, T b) noexcept { \

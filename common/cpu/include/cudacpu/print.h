@@ -9,7 +9,7 @@ namespace cudacpu {
 // From host code, plain printf.
 int printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// What assert() calls: ends the launch in a kernel, and the process elsewhere.
+// End the launch in a kernel, and the process elsewhere: called by assert().
 [[noreturn]] void assertion_failed(const char* expression, const char* file, int line,
                                    const char* function);
 

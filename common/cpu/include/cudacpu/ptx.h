@@ -8,9 +8,9 @@
 
 namespace cudacpu {
 
-// Reads the ends of what a copy is going to read or write: an address that does not exist is met
-// here, where the fault can name the line. What watches accesses is told of the copy as a whole,
-// not of this.
+// Read the first and last bytes that a copy is going to read or write: an address that does not
+// exist faults here, where the message can name the line. The checks of accesses see the copy as a
+// whole, not these reads.
 #if defined(CUDACPU_ADDRESS)
 void check_access(const void* address, size_t bytes, bool write, Site site);
 __attribute__((always_inline)) inline void touch(const void* memory, int bytes, bool write,
@@ -34,7 +34,7 @@ inline void start_copy(void* to, const void* from, int bytes, int valid, Site si
   touch(from, valid, false, site);
   queue_copy(to, from, bytes, valid, site);
 }
-// The same for a group's memcpy_async: up to 16 bytes with any alignment, from global to shared
+// Queue a copy for a group's memcpy_async: up to 16 bytes with any alignment, from global to shared
 // memory.
 void queue_group_copy(void* to, const void* from, size_t bytes, Site site);
 
@@ -43,7 +43,7 @@ inline void start_group_copy(void* to, const void* from, size_t bytes, Site site
   queue_group_copy(to, from, bytes, site);
 }
 void commit_copies();
-// Performs the queued copies of the running thread, but those of its `n` youngest groups.
+// Perform the queued copies of the running thread, but those of its `n` youngest groups.
 void wait_for_copies(unsigned n);
 
 // ------------------------------------------------------------------ mbarrier.cpp
@@ -57,8 +57,8 @@ void mbarrier_arrive(uint64_t* barrier, int bytes, Site site);
 int mbarrier_arrive_many(uint64_t* barrier, int arrivals, bool drops, const char* what, Site site);
 // `bytes` more become due, with no arrival.
 void mbarrier_expect_bytes(uint64_t* barrier, int bytes, Site site);
-// One arrival, when the queued copies of the running thread have taken place: one of those that the
-// phase needs, or, if it `is_extra`, one that it needs beside them.
+// Arrive once, when the queued copies of the running thread have taken place: one of the arrivals
+// that the phase needs, or, if it `is_extra`, an additional one.
 void arrive_after_copies(uint64_t* barrier, bool is_extra, Site site);
 inline void arrive_after_copies(uint64_t* barrier, Site site) {
   arrive_after_copies(barrier, false, site);
@@ -104,7 +104,7 @@ inline void start_flat_store(void* to, const void* from, int bytes, Site site) {
 
 // ------------------------------------------------------------------ operations of a whole warp
 
-// What a lane brings to an operation that takes all 32 lanes; each operation adds its own.
+// The values of a lane for an operation that takes all 32 lanes; each operation adds more.
 struct WholeWarp {
   uint32_t arrived = 0;  // the lanes that took part: without all of them there is no result
 };
@@ -133,7 +133,7 @@ extern const Operation kLoadMatrix1, kLoadMatrix2, kLoadMatrix4, kLoadMatrix1Tra
 
 [[noreturn]] void trap_matrix_row(const char* name, const void* row, Site site);
 
-// Whether this lane's row is one of those that are moved. Traps if it is, and cannot be.
+// True if this lane's row is one of those that are moved. Traps if it is, and cannot be.
 inline bool has_matrix_row(const Operation& operation, unsigned matrices, const void* row,
                            Site site) {
   bool used = current->lane < 8 * matrices;
@@ -193,7 +193,7 @@ inline void multiply_matrices(const Operation& operation, void* d, const uint32_
 // Types of elements, by their PTX names.
 enum class MatrixType : uint8_t { f16, bf16, tf32, e4m3, e5m2 };
 
-// What a wgmma says: d (64 x n) = ±a·b, + d if `accumulate`.
+// The operands of a wgmma: d (64 x n) = ±a·b, + d if `accumulate`.
 struct Wgmma {
   unsigned n;
   MatrixType type_a, type_b;
@@ -203,11 +203,11 @@ struct Wgmma {
   bool a_in_registers;
   uint64_t a, b;  // descriptors, as on a GPU
 };
-// Issues it; d and a (if it is in registers) are those of the running thread.
+// Issue it; d and a (if it is in registers) are those of the running thread.
 void start_wgmma(const Wgmma& instruction, float* d, const uint32_t* a, Site site);
 void wgmma_fence(Site site);
 void commit_wgmma(Site site);
-// Waits for all committed groups of the warp but the `n` youngest.
+// Wait for all committed groups of the warp but the `n` youngest.
 void wait_for_wgmma(unsigned n, Site site);
 
 void set_max_registers(const char* what, int registers, Site site);

@@ -1,4 +1,5 @@
-// What a launcher asks of PyTorch on a GPU: the current stream, a device guard, the size of a grid.
+// Functions of PyTorch that a launcher calls on a GPU: the current stream, a device guard, the size
+// of a grid.
 #pragma once
 
 namespace cudacpu {
@@ -7,7 +8,7 @@ namespace cudacpu {
 // default: see runtime/pytorch.cpp.
 cudaStream_t current_stream();
 
-// Makes device 0, where every tensor lives, the current one until the end of the scope.
+// Make device 0, where every tensor lives, the current one until the end of the scope.
 class DeviceGuard {
  public:
   DeviceGuard();

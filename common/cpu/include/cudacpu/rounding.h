@@ -9,7 +9,7 @@
 
 namespace cudacpu {
 
-// Keeps the compiler from knowing the value, or moving what uses it across this place.
+// Keep the compiler from knowing the value, or moving what uses it across this place.
 template <class T>
 inline void hide(T& value) {
   __asm__ volatile("" : "+m"(value) : : "memory");

@@ -14,7 +14,7 @@
   static ::cudacpu::SharedVariable cudacpu_variable_##n(sizeof(cudacpu_type_##n), \
                                                         alignof(cudacpu_type_##n), #__VA_ARGS__);
 
-// The same in a function, which uses it.
+// Declare it in a function, which uses it.
 #define CUDACPU_SHARED(n, ...)         \
   CUDACPU_SHARED_PLACE(n, __VA_ARGS__) \
   auto& cudacpu_shared_##n = ::cudacpu::shared<cudacpu_type_##n>(cudacpu_variable_##n);

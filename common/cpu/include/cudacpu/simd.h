@@ -25,7 +25,7 @@ template <class T>
 inline int saturate_part(int value) {
   return std::clamp<int>(value, std::numeric_limits<T>::min(), std::numeric_limits<T>::max());
 }
-// Rounds a half up among positive sums, and down among negative ones.
+// Round a half up among positive sums, and down among negative ones.
 inline int signed_average(int a, int b) {
   return (a + b + (a + b >= 0)) >> 1;
 }
@@ -95,7 +95,7 @@ CUDACPU_SIMD_ALL(4, int8_t, uint8_t)
 #undef CUDACPU_SIMD
 
 // Minima and maxima of three, of a sum and a third, with a floor of 0 (relu), and with a predicate
-// that says whether the first argument was taken. `i` is min or max.
+// that is true if the first argument was taken. `i` is min or max.
 #define CUDACPU_DPX(i, compare)                                                                 \
   inline int __vi##i##3_s32(int a, int b, int c) {                                              \
     return std::i(std::i(a, b), c);                                                             \

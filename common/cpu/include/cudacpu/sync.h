@@ -16,32 +16,32 @@ struct Arrival {
 };
 void* arrive_at_block_barrier(void* arrival, void* stack_pointer);
 
-// Waits until every thread of the block that has not returned is here; the combined predicate.
+// Wait until every thread of the block that has not returned is here; the combined predicate.
 inline int sync_block(const char* name, BarrierKind kind, bool predicate, Site site) {
   Arrival arrival{{name, site}, kind, predicate};
   cudacpu_suspend(&arrive_at_block_barrier, &arrival);
   return current->block->barrier_result;
 }
 
-// The block's barrier in two halves (split_barrier.cpp): a thread says that it is there, and waits
-// until every thread that has not returned has said so.
+// The block's barrier in two halves (split_barrier.cpp): a thread arrives, and waits until every
+// thread that has not returned has arrived.
 void arrive_at_split_barrier(const char* what, Site site);
 void wait_at_split_barrier(const char* what, Site site);
 
-// Waits until every thread of a cooperative launch that has not returned is here.
+// Wait until every thread of a cooperative launch that has not returned is here.
 void* arrive_at_grid_barrier(void* wait, void* stack_pointer);
 inline void sync_grid(Site site) {
   Wait wait{"grid.sync()", site};
   cudacpu_suspend(&arrive_at_grid_barrier, &wait);
 }
 
-// Whether all blocks of the grid are resident at once: grid.sync() works.
+// True if all blocks of the grid are resident at once: grid.sync() works.
 bool launched_cooperatively();
 
 // The caller finds that another thread has to act first: that thread gets its turn.
 void poll(const char* what, Site site);
 
-// The same between two trips of a loop in the user's code that waits (waiting_loops.py). True.
+// Poll between two trips of a loop in the user's code that waits (waiting_loops.py). Return true.
 inline bool spin_wait(CUDACPU_HERE) {
   poll("a loop that waits for another thread", {file, line});
   return true;

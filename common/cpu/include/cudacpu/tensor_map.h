@@ -9,12 +9,12 @@
 
 namespace cudacpu {
 
-// Writes a map whose arguments have been checked. swizzle: the number of address bits it changes.
+// Write a map whose arguments have been checked. swizzle: the number of address bits it changes.
 void encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, unsigned rank, void* tensor,
                        const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                        const cuuint32_t* element_strides, unsigned swizzle, bool fill_with_nan);
 
-// Traps unless this is a map of a tensor of that many dimensions; 0: any.
+// Trap unless this is a map of a tensor of that many dimensions; 0: any.
 void check_tensor_map(const char* what, const CUtensorMap& map, int rank, Site site);
 
 // The first and the last element of a box that are in the tensor; null if none is. Checks the map,

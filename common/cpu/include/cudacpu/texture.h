@@ -9,7 +9,7 @@
 
 namespace cudacpu {
 
-// What a texture unit returns: four components of 32 bits.
+// The result of a texture unit: four components of 32 bits.
 struct Texel {
   unsigned bits[4];
 };
@@ -33,7 +33,7 @@ struct Coordinates {
 Texel sample_texture(cudaTextureObject_t texture, Coordinates at, TexelType type, ImageCall call);
 Texel fetch_texel(cudaTextureObject_t texture, int x, TexelType type, ImageCall call);
 
-// x in bytes; z is the layer where there are layers.
+// x in bytes; z is the layer if the surface has layers.
 struct SurfacePlace {
   int x, y, z;
 };

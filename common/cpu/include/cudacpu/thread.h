@@ -13,7 +13,7 @@
 // place, which makes reading one a single instruction and everything here about 1.5 times as fast.
 #define CUDACPU_THREAD_LOCAL __thread __attribute__((tls_model("initial-exec")))
 
-// Where a call stands in the source, as default arguments of the function called.
+// The place of a call in the source, as default arguments of the function called.
 #define CUDACPU_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 extern CUDACPU_THREAD_LOCAL uint3 threadIdx;
@@ -46,7 +46,7 @@ enum class ThreadState : uint8_t { kRunning, kReady, kWaiting, kReturned };
 // since.
 enum class ArrivalPhase : uint8_t { kNone, kEven, kOdd };
 
-// What a thread waits in, and where: for messages. It lies on the stack of the thread that waits.
+// The operation and place in which a thread waits, for messages. It lies on that thread's stack.
 struct Wait {
   const char* what;
   Site site;
@@ -76,11 +76,11 @@ extern CUDACPU_THREAD_LOCAL Thread* current;  // null in host code
 extern "C" void cudacpu_suspend(void* (*decide)(void* argument, void* stack_pointer),
                                 void* argument);
 
-// Ends the launch with an error that names the kernel, block and thread. It does not unwind: the
+// End the launch with an error that names the kernel, block and thread. It does not unwind: the
 // kernel may be in a function that must not throw.
 [[noreturn]] void trap(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// Whether it points to a local variable of a thread of this OS thread.
+// True if it points to a local variable of a thread of this OS thread.
 bool is_local(const void* pointer);
 
 // Number of the OS thread that runs this block: the model's streaming multiprocessor.

@@ -1,4 +1,4 @@
-// What headers tell the tracer, in builds of the variant "trace" (runtime/trace.h).
+// Calls of headers to the tracer, in builds of the variant "trace" (runtime/trace.h).
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ void trace_acquire_fence();
 // compare-and-swap, as __ATOMIC_RELAXED and its like), and whether it reaches other blocks. Those
 // for which nothing is said acquire, and release what was fenced.
 void trace_order(int success, int failure, bool reaches_device);
-// The fence itself, of which the tracer has been told. (One OS thread runs a launch that is
-// traced.)
+// The fence itself, which the caller has reported to the tracer. (One OS thread runs a launch that
+// is traced.)
 inline void untraced_fence() {
   __asm__ volatile("" ::: "memory");
 }

@@ -64,7 +64,7 @@ struct Reduce {
 extern const Operation kReduceAdd, kReduceMin, kReduceMax, kReduceMinUnsigned, kReduceMaxUnsigned,
     kReduceAnd, kReduceOr, kReduceXor;
 
-// What nvcc has overloads for; the headers of the half types add theirs.
+// The types for which nvcc has overloads; the headers of the half types add theirs.
 template <class T>
 inline constexpr bool kHasShuffle = std::is_arithmetic_v<T>;
 

@@ -1,4 +1,4 @@
-// What a tile of several warps does together: its threads meet, the last one computes for all.
+// Collectives of a tile of several warps: its threads meet, the last one computes for all.
 //
 // The same mechanism as a warp's collectives (warp.h), for 64 to 1024 threads of a block.
 #pragma once
@@ -31,7 +31,7 @@ inline void collect_tile(unsigned size, const TileOperation& operation, void* ex
   tile_meeting_over(size);
 }
 
-// Traps unless the block has all threads of the running thread's tile.
+// Trap unless the block has all threads of the running thread's tile.
 void check_tile(unsigned size, Site site);
 
 extern const TileOperation kSyncTile;

@@ -1,5 +1,6 @@
-// NVTX: ranges and marks for a profiler, which here do nothing: no profiler of NVIDIA's looks at a
-// kernel on the CPU. Strings are narrow or wide, as in NVIDIA's header; resources are not here.
+// NVTX: ranges and marks for a profiler, which here do nothing: no profiler of NVIDIA's reads them
+// from a kernel on the CPU. Strings are narrow or wide, as in NVIDIA's header; resources are not
+// here.
 #pragma once
 
 #include <cstddef>
@@ -75,7 +76,7 @@ inline nvtxRangeId_t nvtxRangeStartW(const wchar_t*) {
 inline void nvtxRangeEnd(nvtxRangeId_t) {}
 #define nvtxRangeStart nvtxRangeStartA
 
-// As where no tool is attached: the depth is not known.
+// Begin a range. The depth is not known, as without an attached tool.
 inline int nvtxRangePushEx(const nvtxEventAttributes_t*) {
   return NVTX_NO_PUSH_POP_TRACKING;
 }

@@ -145,7 +145,7 @@ cublasStatus_t cublasIdamax(cublasHandle_t handle, int n, const double* x, int i
 cublasStatus_t cublasIsamin(cublasHandle_t handle, int n, const float* x, int incx, int* result);
 cublasStatus_t cublasIdamin(cublasHandle_t handle, int n, const double* x, int incx, int* result);
 
-// The same for half (H).
+// The functions that exist for half (H), too.
 #define CUDACPU_BLAS(L, T)                                                                      \
   cublasStatus_t cublas##L##gemm(                                                               \
       cublasHandle_t handle, cublasOperation_t opa, cublasOperation_t opb, int m, int n, int k, \

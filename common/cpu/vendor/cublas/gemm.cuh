@@ -83,7 +83,7 @@ struct Batch {
 
 enum class Activation { kNone, kRelu, kGelu, kGeluGradient };
 
-// What is done to an element of the product before it is stored.
+// The operations on an element of the product before it is stored.
 struct Epilogue {
   const void* bias = nullptr;  // per row of D
   cudaDataType bias_type = CUDA_R_32F;
@@ -198,7 +198,7 @@ inline cublasStatus_t launched() {
                                               : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
-// Checks what cuBLAS checks of the sizes.
+// Check what cuBLAS checks of the sizes.
 template <class In, class Out, class Scale>
 cublasStatus_t multiply(const Product<In, Out, Scale>& p, int64_t batches, cudaStream_t stream) {
   const auto rows_of_a = p.transposed_a ? p.k : p.m, rows_of_b = p.transposed_b ? p.n : p.k;

@@ -1,4 +1,4 @@
-// What a handle of cuBLAS keeps.
+// The state of a cuBLAS handle.
 #pragma once
 
 #include "cublas_v2.h"

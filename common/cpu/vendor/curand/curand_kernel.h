@@ -31,7 +31,7 @@ typedef curandStatePhilox4_32_10 curandStatePhilox4_32_10_t;
 
 namespace cudacpu_curand {
 
-// Moves v of XORWOW on by steps + subsequences * 2^67 steps (curand.cu).
+// Move v of XORWOW on by steps + subsequences * 2^67 steps (curand.cu).
 void skip(unsigned v[5], unsigned long long steps, unsigned long long subsequences);
 
 inline uint4 philox(uint4 c, uint2 k) {
@@ -45,7 +45,7 @@ inline uint4 philox(uint4 c, uint2 k) {
   return c;
 }
 
-// Adds `steps` to the 128 bits of the counter, from its third word on if those are subsequences.
+// Add `steps` to the 128 bits of the counter, from its third word on if those are subsequences.
 inline void advance(uint4& c, unsigned long long steps, bool subsequences = false) {
   const auto low = [](unsigned a, unsigned b) { return uint64_t{b} << 32 | a; };
   uint64_t first = low(c.x, c.y), second = low(c.z, c.w);

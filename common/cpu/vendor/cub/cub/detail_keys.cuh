@@ -27,8 +27,8 @@ uint64_t ordered_bits(Key key) {
   return std::is_signed_v<Key> ? bits ^ sign : bits;
 }
 
-// Which key comes first, second, ...: keys that are equal in the bits begin, ..., end - 1 keep
-// their order.
+// The indices of the keys in ascending order by the bits begin, ..., end - 1. Keys that are equal
+// in them keep their order.
 template <class Key, class Keys>
 std::vector<int64_t> sorted_order(Keys keys, int64_t n, int begin, int end, bool descending) {
   const uint64_t mask = end >= 64 ? ~uint64_t{0} : (uint64_t{1} << end) - 1;

@@ -1,4 +1,4 @@
-// Which thread of a block holds which of its items.
+// Exchanges that change which thread of a block holds which of its items.
 #pragma once
 
 #include <cub/util_type.cuh>

@@ -6,7 +6,7 @@
 
 namespace cub {
 
-// Sorts X * Y * Z * N keys, and values with them. Keys that are equal keep their order. (Thread 0
+// Sort X * Y * Z * N keys, and values with them. Keys that are equal keep their order. (Thread 0
 // sorts; the parameters that tune NVIDIA's algorithm have no effect.)
 template <class Key, int X, int N, class Value = NullType, int RADIX_BITS = 4, bool = true,
           BlockScanAlgorithm = BLOCK_SCAN_WARP_SCANS,

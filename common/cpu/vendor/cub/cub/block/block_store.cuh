@@ -33,7 +33,7 @@ __device__ void StoreDirectStriped(int thread, Iterator to, T (&items)[N], int v
     if (i * THREADS + thread < valid) to[i * THREADS + thread] = items[i];
 }
 
-// As BlockLoad: each thread stores its own items.
+// The counterpart of BlockLoad: each thread stores its items.
 template <class T, int X, int N, BlockStoreAlgorithm ALGORITHM = BLOCK_STORE_DIRECT, int Y = 1,
           int Z = 1, int = 0>
 class BlockStore {

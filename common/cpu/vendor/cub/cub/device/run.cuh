@@ -1,4 +1,4 @@
-// How the algorithms of the device run: each is a kernel of one thread, in its stream.
+// Execution of the algorithms of the device: each is a kernel of one thread, in its stream.
 #pragma once
 
 #include <cub/thread/thread_operators.cuh>

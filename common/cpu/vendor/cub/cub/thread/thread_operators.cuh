@@ -23,7 +23,7 @@ struct Min {
     return b < a ? b : a;
   }
 };
-// Of equal values, the one with the smaller key.
+// ArgMax and ArgMin choose, of equal values, the one with the smaller key.
 struct ArgMax {
   template <class Pair>
   __host__ __device__ Pair operator()(const Pair& a, const Pair& b) const {

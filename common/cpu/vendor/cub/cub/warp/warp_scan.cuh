@@ -64,7 +64,7 @@ class WarpScan {
  private:
   __device__ static int rank() { return cudacpu::current->lane % LANES; }
 
-  // The value of a lane of this logical warp; where there is none, the lane's own.
+  // The value of lane `source` of this logical warp; the running lane's value without such a lane.
   __device__ static T from(T value, int source, const char* file, int line) {
     static_assert(LANES >= 1 && LANES <= 32, "a logical warp has 1 to 32 lanes");
     const int lane = cudacpu::current->lane, first = lane - rank();
