@@ -59,8 +59,8 @@ MEMORY_FULL = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED", re.IGNO
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a day's run. quick: fewer cases, a share of the bad inputs, shorter timing, and no
-    bad input if the CPU backend simulates a card that the user chose. bench: time the rungs.
+    """The work of a day's run. quick: fewer cases, a share of the bad inputs, shorter timing, and
+    no bad input if the CPU backend simulates a card that the user chose. bench: time the rungs.
 
     time_limit: seconds for the day, used by work that starts other programs. watched: a tool traces
     every access: no bands around tensors, which would hide overruns from it, one thread order, and

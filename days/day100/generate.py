@@ -1,23 +1,21 @@
 """Writes text: python -m days.day100.generate --prompt "ROMEO:" --tokens 200 --temperature 0.8
 
-The model is a GPT-2 from a folder of Hugging Face's, or a checkpoint of day 86. Without --model, a
-small model of characters is trained once, and kept. A text may be longer than the model's
-positions: when they are full, the last half of the tokens stays, is prefilled again, and the text
-goes on.
+The model is a GPT-2 from a folder of Hugging Face's, or one of characters that day 86 has trained:
+without --model gpt.best.checkpoint where there is one, else a small one of this repository. A text
+may be longer than the model's positions: when they are full, the last half of the tokens stays, is
+prefilled again, and the text goes on.
 """
 
 import argparse
 import codecs
-import json
 import sys
 import time
 from collections import deque
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from common.base.cache import Entry, cache_directory, cached, digest
+from common.base.cache import cache_directory
 from common.base.compiling import BuildError
 from common.base.toolchain import ToolchainError, detect
 from common.bench.ceilings import ceilings
@@ -31,6 +29,7 @@ from .folder import read_config, read_weights, vocabulary_of, weight_files
 from .weights import RefusedError, character_vocabulary, from_checkpoint
 
 CHUNK = 8  # tokens per launch
+SMALL = Path(training.__file__).with_name("shakespeare.gpt")  # see day 86's README
 IN_FLIGHT = 2  # launches: while one's tokens are printed, the next one computes
 
 
@@ -124,34 +123,22 @@ def rate_of(weights, length, count, seconds):
 # ---------------------------------------------------------------- models
 
 
-def trained(device):
-    """Return the weights of a small model of characters. The first call trains it as day 86 does,
-    and keeps it in the course's cache: on the CPU backend for seconds only."""
-    small = training.Plan(layers=1, heads=1, positions=256, batch=2, steps=20, rate=4e-3, warmup=3)
-    plan = training.Plan(steps=1000) if device == "cuda" else small
-
-    def make(directory):
-        print(f"training a small model, once: {plan.steps} steps ...", file=sys.stderr, flush=True)
-        made = training.Training(operators_of(86, device)[0], plan, torch.device(device))
-        ((_, loss),) = made.run(plan.steps, plan.steps)
-        made.save(directory / "checkpoint")
-        print(f"trained: loss {loss:.3f}", file=sys.stderr)
-
-    folder = Path(training.__file__).parent
-    sources = [p for p in sorted(folder.iterdir()) if p.suffix in (".cu", ".cuh", ".xz")]
-    sources += [folder / "model.py", folder / "training.py"]
-    key = digest([json.dumps(asdict(plan))], sources)
-    return from_checkpoint(cached(Entry(f"day100-model-{device}", key, "checkpoint"), make))
+def default_model():
+    """Return the model of a call without --model: the one that day 86 has trained in the current
+    folder, or the small one of this repository."""
+    own = Path("gpt.best.checkpoint")
+    if not own.is_file():
+        return SMALL
+    print(f"model: {own}, which day 86 has trained here", file=sys.stderr)
+    return own
 
 
 def model_at(path):
     """Return the Vocabulary and a function from a device to the Weights, which alone takes long.
 
-    path: a folder, a checkpoint, or None. Raises RefusedError for another path, and for a model
-    that the kernels do not compute.
+    path: a folder, or a file of day 86. Raise RefusedError for another path, and for a model that
+    the kernels do not compute.
     """
-    if path is None:
-        return character_vocabulary(), trained
     if Path(path).is_dir():
         config = read_config(path)
         vocabulary, size = vocabulary_of(path, config)
@@ -285,7 +272,7 @@ def chat(operators, weights, vocabulary, tokens, options, stop):
 
 def run(options):
     try:
-        vocabulary, load = model_at(options.model)
+        vocabulary, load = model_at(options.model or default_model())
     except RefusedError as error:
         raise RefusedError(f"--model: {error}") from None
     prompt = options.prompt or ("" if options.chat else "\n")

@@ -63,7 +63,7 @@ def from_checkpoint(path):
     """Return the weights of day 86's model. Its table has a multiple of 8 rows; those without a
     character are dropped, so that they are never drawn. Raises CheckpointError (day 86), and
     OSError."""
-    plan, parts = read_checkpoint(path)
+    plan, parts = read_checkpoint(path, ("weights",))
     model = plan.model()
     p = model.views(torch.frombuffer(bytearray(parts["weights"]), dtype=torch.bfloat16))
     vectors = ("norm1", "shift1", "qkv_bias", "proj_bias", "norm2", "shift2", "up_bias")

@@ -26,7 +26,7 @@ from common.report.terminal import Report
 from .training import CheckpointError, Plan, Training, read_checkpoint, tokens_of
 
 PROGRAM = "python -m days.day86.train"
-PLANNED = ("steps", "layers", "heads", "positions", "batch", "rate", "seed")
+PLANNED = ("steps", "layers", "heads", "positions", "batch", "rate", "decay", "seed")
 MOST_STEPS = 10**7  # the rate of each is computed before the first
 LIVE = 0.25  # seconds between two states of the live line, and until a signal is noticed
 BYTES = 14  # in a checkpoint, per parameter: the weight in bf16; master copy, m and v in fp32
@@ -81,12 +81,14 @@ def arguments(words):
     add("--positions", type=number(1, 256), help="characters per sequence (default: 256)")
     add("--batch", type=number(1, 65535), help=f"sequences per step (default: {Plan.batch})")
     add("--rate", type=share, help=f"the highest learning rate (default: {Plan.rate})")
+    add("--decay", type=share, help=f"of the weights, by AdamW (default: {Plan.decay})")
     add("--seed", type=number(0, 2**63 - 1), help=f"(default: {Plan.seed})")
     add("--save", metavar="FILE", help="of a new training: gpt.checkpoint; of one that goes on: "
         "the file of --resume")  # fmt: skip
     add("--save-every", type=number(1), metavar="N", help="save, and compute the held-back loss, "
         "every N steps (default: 20 times in all)")  # fmt: skip
     add("--resume", metavar="FILE", help="go on from a checkpoint, with its settings")
+    add("--weights", metavar="FILE", help="in the end, also write the best model's weights alone")
     add("--sample", type=number(1), nargs="?", const=500, metavar="N",
         help="in the end, write N characters (500)")  # fmt: skip
     add("--prompt", metavar="TEXT", help="what the sample goes on from (default: a new line)")
@@ -117,6 +119,8 @@ def arguments(words):
             "resume", f"{written} is the best model so far, and stays; --save names another file"
         )
     going_on = found.done < (found.until or found.plan.steps)
+    if found.weights is not None:
+        check_weights(found, refuse)
     if going_on or (found.resume is not None and written != Path(found.resume)):
         check_saving(found, refuse)
     return found
@@ -138,6 +142,19 @@ def check_saving(options, refuse):
         refuse(name, error)
     except OSError as error:
         refuse(name, f"{files[0]}: {error.strerror}")
+
+
+def check_weights(options, refuse):
+    """Refuse a file that cannot be written, or that the training has."""
+    path = Path(options.weights)
+    try:
+        if path in saved_in(options) or (options.resume and path == Path(options.resume)):
+            refuse("weights", f"the training itself is saved in {path}")
+        check_writable(path, 2 * options.plan.model().parameters())
+    except ResultsError as error:
+        refuse("weights", error)
+    except OSError as error:
+        refuse("weights", f"{path}: {error.strerror}")
 
 
 def planned(found, refuse):
@@ -299,7 +316,7 @@ class Session:
 def go_on(options):
     """Return the command that goes on with a training, with the options that it had."""
     words = ["--resume", str(saved_in(options)[0])]
-    for name in ("until", "save_every", "sample", "prompt", "device"):
+    for name in ("until", "save_every", "weights", "sample", "prompt", "device"):
         value = getattr(options, name)
         if value not in (None, "auto") and (name != "until" or value != options.done):
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -338,6 +355,9 @@ def run(options, report):
             f"in {session.best}"
         )
         training = Training.resume(session.best, operators, torch.device(device))
+    if options.weights:
+        training.save(options.weights, ("weights",))
+        report.text(f"wrote {options.weights}, weights alone")
     if session.done < plan.steps:
         report.text(f"to go on: {go_on(options)}")
     if options.sample:

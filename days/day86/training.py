@@ -40,7 +40,8 @@ def tokens_of(text):
 class Plan:
     """What a training depends on, beside its rung. batch: sequences per step, each of
     model.positions tokens. steps: after which the learning rate, a cosine after `warmup` steps,
-    is a tenth of `rate`. seed: of the first weights and of all batches."""
+    is a tenth of `rate`. decay: AdamW's weight decay. seed: of the first weights and of all
+    batches."""
 
     layers: int = 6
     heads: int = 6
@@ -48,6 +49,7 @@ class Plan:
     batch: int = 64
     steps: int = 3000
     rate: float = 1e-3
+    decay: float = DECAY
     warmup: int = 100
     seed: int = 86
 
@@ -110,7 +112,7 @@ class Training:
         self.operators.draw_batch(self.text, self.step, self.tokens, self.plan.seed)
         self.losses = self.rung(
             self.weights, self.masters, self.grads, self.exp_avg, self.exp_avg_sq, self.step,
-            self.schedule, self.tokens, *self.model.numbers, *BETAS, EPS, DECAY,
+            self.schedule, self.tokens, *self.model.numbers, *BETAS, EPS, self.plan.decay,
         )  # fmt: skip
 
     def capture(self):
@@ -172,12 +174,13 @@ class Training:
 
     # ---------------------------------------------------------------- checkpoints
 
-    def save(self, path):
+    def save(self, path, kept=KEPT):
         """Write the training as a file: a line that says what it is, the SHA-256 of the rest, a
         line with the plan, and the buffers. An interrupted save leaves the old file as it was.
-        Raises ResultsError, which names the file."""
+        kept: the buffers; ("weights",) is enough to use the model, and a seventh of the bytes.
+        Raise ResultsError, which names the file."""
         parts = {}
-        for name in self.KEPT:
+        for name in kept:
             parts[name] = getattr(self, name).cpu().view(torch.uint8).numpy().tobytes()
         sizes = {name: len(part) for name, part in parts.items()}
         header = json.dumps({"plan": asdict(self.plan), "bytes": sizes}).encode() + b"\n"
@@ -199,8 +202,9 @@ class Training:
         return training
 
 
-def read_checkpoint(path):
-    """The plan, and the bytes of each buffer. Raises CheckpointError, and OSError."""
+def read_checkpoint(path, needed=Training.KEPT):
+    """Return the plan, and the bytes of each buffer. needed: buffers that must be there. Raise
+    CheckpointError, and OSError."""
     whole = Path(path).read_bytes()
     if not whole.startswith(MAGIC):
         raise CheckpointError(f"{path}: is no checkpoint of day 86")
@@ -211,13 +215,15 @@ def read_checkpoint(path):
     try:
         header, payload = content.split(b"\n", 1)
         described = json.loads(header)
-        for name in Training.KEPT:
-            size = described["bytes"][name]
+        for name, size in described["bytes"].items():
             parts[name] = payload[at : at + size]
             at += size
         plan = Plan(**described["plan"])
-    except (ValueError, KeyError, TypeError) as error:
+        parts["weights"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: is no checkpoint of day 86: {error}") from None
+    if missing := [name for name in needed if name not in parts]:
+        raise CheckpointError(f"{path}: holds weights only, without {', '.join(missing)}")
     if at != len(payload) or len(parts["weights"]) != 2 * plan.model().parameters():
         raise CheckpointError(f"{path}: its plan does not belong to its weights")
     return plan, parts
