@@ -245,7 +245,7 @@ def test_days_are_checked_side_by_side_and_take_turns_alone(fake: Fake) -> None:
 
 @dataclasses.dataclass
 class MemoryFull(Steps):
-    """As Steps; the first days find in their turns that the others hold too much memory."""
+    """Steps whose first days find in their turns that the others hold too much memory."""
 
     full: int = 1
 
