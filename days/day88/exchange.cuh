@@ -2,7 +2,7 @@
 #pragma once
 
 #include "days/day56/further/persistent.cuh"  // taught in day 56
-#include "days/day87/meeting.cuh"     // taught in day 87
+#include "days/day87/meeting.cuh"             // taught in day 87
 
 constexpr int STAGES = 4, GROUP = 8;  // as day 56's v6
 constexpr int HALVES = 2, PARTS = 3;  // of a tile: 64 rows each, 64 columns each
