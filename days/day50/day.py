@@ -14,7 +14,7 @@ TITLE = "The machine measured"
 TEACHES = "Five ceilings, the latency of each level, launches; five ways a benchmark lies"
 TOPICS = ("roofline", "ceilings", "latency", "pointer chasing", "wgmma", "benchmarking")
 SOURCE = "roofline.cu"
-INTRODUCES = ("pointer chasing",)
+INTRODUCES = ("pointer chasing", "wgmma", "warpgroup")
 
 PROBLEMS = problems.problems
 

@@ -1,244 +1,350 @@
 // Day 56: matrix products at Hopper's full rate
 //
-//   C = f(A · B + bias)     A: (M, K), B: (K, N), C: (M, N); bf16 or fp16, sums in fp32
+//   C = A · Bᵀ     A: (M, K), B: (N, K), C: (M, N); bf16, sums in fp32
 //
-// B may be stored as (N, K), as the weight of a linear layer is. f: none, relu or gelu.
+// Operations: 2 · M · N · K. 8192³ takes 1.1 T of them on 0.4 GB: the operations are the limit. In
+// all rungs a block computes 128 × 192 elements of C by two warpgroups, 64 values of k per step.
 //
-// Operations: 2 · M · N · K. 8192³ takes 1.1 T of them, on 0.4 GB: arithmetic is the limit, and
-// only wgmma reaches it. Each step of a block multiplies (BM, 64) by (64, BN).
-//
-//   v1 one_warpgroup   threads copy both tiles to shared memory, then multiply: 128 × 128
-//   v2 pipeline        TMA copies the tiles of the next steps meanwhile
-//   v3 warp_roles      one warpgroup only copies, two only multiply, 64 × 128 each
-//   v4 wide_tiles      128 × 256: a quarter fewer bytes per operation
-//   v5 to v7           gemm_persistent.cu
-//   v8                 gemm_chosen.cu
+//   v1 wgmma       TMA loads the tiles of a step, then both warpgroups multiply them
+//   v2 pipeline    four stages: TMA loads the tiles of the next three steps meanwhile
+//   v3 warp_roles  one thread only loads, two warpgroups only multiply: no barrier of all per step
+//   v4 persistent  one block per multiprocessor: it loads for its next tile while it stores C
+//   v5 ping_pong   a warpgroup has a tile alone: one stores its tile while the other multiplies
 //
 // Run: python run_day.py 56
 
-#include "common/cuda/binding.cuh"        // taught in day 6
-#include "common/cuda/shared_memory.cuh"  // taught in day 15
-#include "days/day56/tiles.cuh"
+#include "common/cuda/binding.cuh"          // taught in day 6
+#include "common/cuda/matrix_map.cuh"       // taught in day 55
+#include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
+#include "common/cuda/ptx.cuh"              // wgmma: taught here; TMA and mbarriers: day 55
+#include "common/cuda/shared_memory.cuh"    // taught in day 15
+#include "common/cuda/store_part.cuh"       // taught here
+#include "common/cuda/tile_order.cuh"       // taught in day 54
 
-// The blocks of a column of tiles are adjacent: they share B's tile, and find A's in L2.
-template <typename P>
-dim3 tile_grid(const Gemm<typename P::T>& p) {
-  return dim3(grid_size(ceil_div<int64_t>(p.M, P::BM), "a"),
-              grid_size(ceil_div<int64_t>(p.N, P::BN), "b"));
+using bf16 = __nv_bfloat16;
+using ptx::Swizzle, ptx::TensorMap;
+
+constexpr int BM = 128, BN = 192;          // elements of C per tile
+constexpr int BK = 64, ROW = BK * 2;       // values of k per step: 128 bytes, a row of the swizzle
+constexpr int WARPGROUP = 128, ROWS = 64;  // threads that issue a wgmma, for so many rows of A
+constexpr int HALF = ROWS * ROW;           // bytes of these rows, half of A's tile
+constexpr int A_BYTES = BM * ROW;          // a stage: a tile of A, (BM, BK), …
+constexpr int STAGE = (BM + BN) * ROW;     // … and one of B, (BN, BK): 40 KB
+constexpr int STAGES = 4;                  // v1 uses one of them
+constexpr int BUFFERS = 2 * PART_BYTES;    // through which a warpgroup stores C, two parts of it
+constexpr int TURN = 3;  // at named barrier TURN + c consumer c waits for its turn
+constexpr int SHARED = STAGES * STAGE + 2 * BUFFERS + TILE_ALIGNMENT;
+
+struct Product {
+  TensorMap a, b, c;
+  int M, N, K;
+
+  __host__ __device__ int tiles() const { return ceil_div(M, BM) * ceil_div(N, BN); }
+  __device__ int steps() const { return ceil_div(K, BK); }
+  // The first row and column of tile i; tiles near in number share A and B in L2 (day 54).
+  __device__ Corner corner(int i) const {
+    const Corner tile = tile_at<8>(i, ceil_div(M, BM), ceil_div(N, BN));
+    return {tile.m * BM, tile.n * BN};
+  }
+};
+
+// One thread prepares mbarriers whose phases need so many arrivals.
+__device__ __forceinline__ void init(uint64_t* barriers, int count, int arrivals) {
+  for (int i = 0; i < count; ++i) ptx::mbarrier_init(&barriers[i], arrivals);
+  ptx::fence_mbarrier_init();
 }
 
-// ---------------------------------------------------------------------------------------------
-// v1: one warpgroup per block. Its threads load both tiles, store them in the pattern of the
-// swizzle, and multiply.
+// One thread starts the loads of step `step` of the tile at `at`, and announces their bytes.
+__device__ __forceinline__ void load(char* stage, const Product& p, const Corner& at, int step,
+                                     uint64_t* full) {
+  ptx::mbarrier_arrive_expect_bytes(full, STAGE);
+  ptx::load_tensor(stage, p.a, {step * BK, at.m}, full);
+  ptx::load_tensor(stage + A_BYTES, p.b, {step * BK, at.n}, full);
+}
 
-// Copies a tile of `rows` rows of 128 bytes; rows and pieces that do not exist become zeros.
-template <typename T>
-__device__ __forceinline__ void copy_tile(char* tile, const T* from, int64_t stride, int rows,
-                                          int64_t existing_rows, int64_t existing_cols) {
-  for (int i = threadIdx.x; i < rows * 8; i += WARPGROUP) {
-    const int row = i / 8, col = i % 8 * 8;
-    const bool exists = row < existing_rows && col < existing_cols;
-    const auto* piece = reinterpret_cast<const uint4*>(from + row * stride + col);
-    *reinterpret_cast<uint4*>(tile + ptx::swizzled(Swizzle::k128, i * 16)) =
-        exists ? *piece : uint4{};
+// sums += 64 rows of A times Bᵀ, for one step: four wgmmas, each for 16 values of k, which are 32
+// bytes of a row. Groups of 8 rows, in which the swizzle repeats, are 8 · ROW bytes apart.
+__device__ __forceinline__ void multiply(float (&sums)[BN / 2], const char* a, const char* b) {
+#pragma unroll
+  for (int k = 0; k < BK / 16; ++k) {
+    const uint64_t of_a = ptx::wgmma_descriptor(a + k * 32, Swizzle::k128, 0, 8 * ROW);
+    const uint64_t of_b = ptx::wgmma_descriptor(b + k * 32, Swizzle::k128, 0, 8 * ROW);
+    ptx::wgmma<bf16>(sums, of_a, of_b);
   }
 }
 
-template <typename P>
-__global__ void __launch_bounds__(WARPGROUP)
-    gemm_v1_one_warpgroup_kernel(const Gemm<typename P::T> p) {
-#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  char *tile_a = tile_memory(), *tile_b = tile_a + P::A_BYTES;
-  const int64_t m = int64_t{blockIdx.x} * P::BM, n = int64_t{blockIdx.y} * P::BN;
-  float sums[P::BM / ROWS][P::BN / 2] = {};
-  for (int64_t k = 0; k < p.K; k += BK) {
-    copy_tile(tile_a, p.a + m * p.K + k, p.K, P::BM, p.M - m, p.K - k);
-    if constexpr (P::B_MAJOR == Major::kK) {
-      copy_tile(tile_b, p.b + n * p.K + k, p.K, P::BN, p.N - n, p.K - k);
-    } else {
-      for (int i = 0; i < P::BN / 64; ++i) {
-        copy_tile(tile_b + i * P::BOX_BYTES, p.b + k * p.N + n + i * 64, p.N, BK, p.K - k,
-                  p.N - n - i * 64);
-      }
-    }
-    ptx::fence_for_copy_engine();  // through the async proxy, wgmma reads what this thread …
-    __syncthreads();               // … and what all others have stored
-    ptx::wgmma_fence(sums);
+// A warpgroup stores its sums: 64 rows from m on, in parts of 64 columns from n on. Each part is
+// rounded, written to one of two buffers, and stored from there by TMA. `stored` counts parts.
+__device__ __forceinline__ void store(const float (&sums)[BN / 2], char* buffers, int& stored,
+                                      int barrier, const TensorMap& c, int m, int n) {
 #pragma unroll
-    for (int i = 0; i < P::BM / ROWS; ++i) multiply<P>(sums[i], tile_a + i * ROWS * ROW, tile_b);
+  for (int part = 0; part < BN / PART; ++part) {
+    store_part<bf16, 2>(&sums[part * (PART / 2)], buffers, stored, barrier, [&](const char* from) {
+      ptx::store_tensor(c, {n + part * PART, m}, from);
+    });
+  }
+}
+
+Tensor launch(const Tensor& a, const Tensor& b, void (*kernel)(Product), int warpgroups,
+              bool persistent = false) {
+  check(a, "a").on_gpu().dtype({ScalarType::BFloat16}).rank(2).contiguous();
+  check(b, "b").on_gpu().dtype({ScalarType::BFloat16}).rank(2).contiguous().size(1, a.size(1));
+  check(b, "b").same_device(a, "a");
+  const int64_t M = a.size(0), N = b.size(0), K = a.size(1);
+  STD_TORCH_CHECK(N % 8 == 0, "b: expected a multiple of 8 rows, as TMA stores C, got ", N);
+  STD_TORCH_CHECK((M | N | K) >> 31 == 0, "a, b: expected fewer than 2^31 rows and columns");
+  const DeviceGuard guard(a);
+  Tensor c = allocate(a, {M, N});
+  if (c.numel() == 0) return c;  // a grid of no blocks is an error
+  require_wgmma();
+  Product p{matrix_map<bf16>(a, "a", BM, BK, Swizzle::k128),
+            matrix_map<bf16>(b, "b", BN, BK, Swizzle::k128),
+            matrix_map<bf16>(c, "c", ROWS, PART, Swizzle::k128)};
+  p.M = static_cast<int>(M), p.N = static_cast<int>(N), p.K = static_cast<int>(K);
+  require_shared_memory(SHARED, "four stages");
+  allow_shared(kernel, SHARED);
+  const int threads = warpgroups * WARPGROUP, tiles = p.tiles();
+  const unsigned blocks = persistent ? resident_grid(a, kernel, threads, SHARED, tiles) : tiles;
+  kernel<<<blocks, threads, SHARED, current_stream(a)>>>(p);
+  check_launch("gemm");
+  return c;
+}
+
+// ---------------------------------------------------------------------------------------------
+// v1: load, wait, multiply, wait. Warpgroup w has rows 64w + [0, 64) of the block's tile.
+
+__global__ void __launch_bounds__(2 * WARPGROUP, 1)
+    gemm_v1_wgmma_kernel(const __grid_constant__ Product p) {
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ uint64_t full;
+  const int warpgroup = threadIdx.x / WARPGROUP;
+  char *stage = tile_memory(), *buffers = stage + STAGE + warpgroup * BUFFERS;
+  const Corner at = p.corner(blockIdx.x);
+  if (threadIdx.x == 0) init(&full, 1, 1);
+  __syncthreads();  // the mbarrier is there before any thread uses it
+
+  float sums[BN / 2] = {};
+  for (int step = 0; step < p.steps(); ++step) {
+    if (threadIdx.x == 0) load(stage, p, at, step, &full);
+    ptx::mbarrier_wait(&full, step % 2);  // both tiles have arrived
+    ptx::wgmma_fence(sums);
+    multiply(sums, stage + warpgroup * HALF, stage + A_BYTES);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>(sums);
-    __syncthreads();  // all warps have read the tiles before any thread overwrites them
+    __syncthreads();  // both warpgroups have read the stage before the next loads
   }
-#pragma unroll
-  for (int i = 0; i < P::BM / ROWS; ++i) store_sums(sums[i], p, m + i * ROWS, n);
+  int stored = 0;
+  store(sums, buffers, stored, 1 + warpgroup, p.c, at.m + warpgroup * ROWS, at.n);
+  ptx::bulk_wait_read<0>();  // TMA has read the buffers before the block's memory goes
 #endif
 }
 
-Tensor gemm_v1_one_warpgroup(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
-                             int64_t activation) {
-  return multiply_matrices(a, b, bias, activation, "gemm_v1_one_warpgroup",
-                           [&]<typename T>(const Gemm<T>& p, auto major) {
-                             using P = Tile<T, 128, 128, major()>;
-                             constexpr size_t SHARED = P::BYTES + TILE_ALIGNMENT;
-                             const auto kernel = gemm_v1_one_warpgroup_kernel<P>;
-                             allow_shared(kernel, SHARED);
-                             kernel<<<tile_grid<P>(p), WARPGROUP, SHARED, current_stream(a)>>>(p);
-                           });
+Tensor gemm_v1_wgmma(const Tensor& a, const Tensor& b) {
+  return launch(a, b, gemm_v1_wgmma_kernel, 2);
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: TMA loads the tiles, and those of the next steps during the products.
+// v2 against v1: four stages. Step i uses stage i % STAGES, for the i / STAGES-th time. Loads start
+// three steps earlier; the products of a step run on during the wait for the next tiles.
 
-// stages: STAGES pairs of tiles. Step s uses stage s % STAGES, whose mbarrier completes phase
-// s / STAGES when both tiles have come.
-template <typename P, int STAGES>
-__global__ void __launch_bounds__(WARPGROUP)
-    gemm_v2_pipeline_kernel(const Gemm<typename P::T> p, const __grid_constant__ TensorMap a,
-                            const __grid_constant__ TensorMap b) {
+__global__ void __launch_bounds__(2 * WARPGROUP, 1)
+    gemm_v2_pipeline_kernel(const __grid_constant__ Product p) {
 #if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ uint64_t full[STAGES];
-  char* stages = tile_memory();
-  const int m = blockIdx.x * P::BM, n = blockIdx.y * P::BN;
-  const int steps = static_cast<int>(ceil_div<int64_t>(p.K, BK));
-  const auto load = [&](int step) {
-    if (threadIdx.x != 0 || step >= steps) return;
-    const int s = step % STAGES;
-    load_tiles<P>(stages + s * P::BYTES, a, b, m, n, step * BK, &full[s]);
-  };
+  const int warpgroup = threadIdx.x / WARPGROUP, steps = p.steps();
+  char *stages = tile_memory(), *buffers = stages + STAGES * STAGE + warpgroup * BUFFERS;
+  const Corner at = p.corner(blockIdx.x);
   if (threadIdx.x == 0) {
-    for (int s = 0; s < STAGES; ++s) ptx::mbarrier_init(&full[s], 1);
-    ptx::fence_mbarrier_init();
-  }
-  __syncthreads();  // the mbarriers are there before any thread waits at one
-  for (int step = 0; step < STAGES - 1; ++step) load(step);
-
-  float sums[P::BM / ROWS][P::BN / 2] = {};
-  for (int step = 0; step < steps; ++step) {
-    const char* stage = stages + step % STAGES * P::BYTES;
-    ptx::mbarrier_wait(&full[step % STAGES], step / STAGES % 2);
-    ptx::wgmma_fence(sums);
-#pragma unroll
-    for (int i = 0; i < P::BM / ROWS; ++i) {
-      multiply<P>(sums[i], stage + i * ROWS * ROW, stage + P::A_BYTES);
-    }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();  // this warp's products of the step before are complete …
-    __syncthreads();       // … and those of all warps, whose stage is free now
-    load(step + STAGES - 1);
-  }
-  ptx::wgmma_wait<0>(sums);
-#pragma unroll
-  for (int i = 0; i < P::BM / ROWS; ++i) store_sums(sums[i], p, int64_t{m} + i * ROWS, n);
-#endif
-}
-
-Tensor gemm_v2_pipeline(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
-                        int64_t activation) {
-  return multiply_matrices(a, b, bias, activation, "gemm_v2_pipeline",
-                           [&]<typename T>(const Gemm<T>& p, auto major) {
-                             using P = Tile<T, 128, 128, major()>;
-                             constexpr int STAGES = 3;  // 96 KB: two blocks per multiprocessor
-                             constexpr size_t SHARED = STAGES * P::BYTES + TILE_ALIGNMENT;
-                             const auto kernel = gemm_v2_pipeline_kernel<P, STAGES>;
-                             require_shared_memory(SHARED, "three pairs of tiles");
-                             allow_shared(kernel, SHARED);
-                             kernel<<<tile_grid<P>(p), WARPGROUP, SHARED, current_stream(a)>>>(
-                                 p, map_of_a<P>(p), map_of_b<P>(p));
-                           });
-}
-
-// ---------------------------------------------------------------------------------------------
-// v3 against v2: warps have roles. The producer, one thread, starts all loads. Two consumers, a
-// warpgroup each, multiply 64 rows each. They meet at mbarriers only, never at __syncthreads.
-//
-//   full[s]    the tiles of stage s have come           1 arrival and the bytes, by the producer
-//   empty[s]   the products have read stage s           an arrival per consumer warp
-
-// A consumer: sums += its 64 rows of A, `first` bytes into a stage, times B, for all steps.
-template <typename P, int STAGES>
-__device__ __forceinline__ void consume(float (&sums)[P::BN / 2], const char* stages, int first,
-                                        int steps, uint64_t* full, uint64_t* empty) {
-  for (int step = 0; step < steps; ++step) {
-    const char* stage = stages + step % STAGES * P::BYTES;
-    ptx::mbarrier_wait(&full[step % STAGES], step / STAGES % 2);
-    ptx::wgmma_fence(sums);
-    multiply<P>(sums, stage + first, stage + P::A_BYTES);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();  // the products of the step before have read their stage
-    if (step > 0 && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&empty[(step - 1) % STAGES]);
-  }
-  ptx::wgmma_wait<0>(sums);
-}
-
-template <typename P, int STAGES>
-__global__ void __launch_bounds__(THREADS, 1)
-    gemm_v3_warp_roles_kernel(const Gemm<typename P::T> p, const __grid_constant__ TensorMap a,
-                              const __grid_constant__ TensorMap b) {
-#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  static_assert(P::BM == CONSUMERS * ROWS);
-  __shared__ uint64_t full[STAGES], empty[STAGES];
-  char* stages = tile_memory();
-  const int m = blockIdx.x * P::BM, n = blockIdx.y * P::BN;
-  const int steps = static_cast<int>(ceil_div<int64_t>(p.K, BK));
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < STAGES; ++s) {
-      ptx::mbarrier_init(&full[s], 1);
-      ptx::mbarrier_init(&empty[s], CONSUMER_WARPS);
-    }
-    ptx::fence_mbarrier_init();
+    init(full, STAGES, 1);
+    for (int s = 0; s < min(STAGES - 1, steps); ++s) load(stages + s * STAGE, p, at, s, &full[s]);
   }
   __syncthreads();  // the mbarriers are there before any thread uses one
 
-  if (threadIdx.x / WARPGROUP == 0) {
-    ptx::setmaxnreg_dec<40>();
-    for (int step = 0; threadIdx.x == 0 && step < steps; ++step) {
-      const int s = step % STAGES;
-      ptx::mbarrier_wait(&empty[s], 1 - step / STAGES % 2);  // at once in the first round
-      load_tiles<P>(stages + s * P::BYTES, a, b, m, n, step * BK, &full[s]);
-    }
-  } else {
-    ptx::setmaxnreg_inc<232>();
-    const int consumer = threadIdx.x / WARPGROUP - 1;
-    float sums[P::BN / 2] = {};
-    consume<P, STAGES>(sums, stages, consumer * ROWS * ROW, steps, full, empty);
-    store_sums(sums, p, int64_t{m} + consumer * ROWS, n);
+  float sums[BN / 2] = {};
+  for (int step = 0; step < steps; ++step) {
+    const char* stage = stages + step % STAGES * STAGE;
+    ptx::mbarrier_wait(&full[step % STAGES], step / STAGES % 2);
+    ptx::wgmma_fence(sums);
+    multiply(sums, stage + warpgroup * HALF, stage + A_BYTES);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();  // this warp's products of the step before are complete …
+    __syncthreads();       // … and those of all warps: their stage is free
+    const int next = step + STAGES - 1, s = next % STAGES;
+    if (threadIdx.x == 0 && next < steps) load(stages + s * STAGE, p, at, next, &full[s]);
   }
+  ptx::wgmma_wait<0>(sums);
+  int stored = 0;
+  store(sums, buffers, stored, 1 + warpgroup, p.c, at.m + warpgroup * ROWS, at.n);
+  ptx::bulk_wait_read<0>();
 #endif
 }
 
-template <int BN, int STAGES>
-Tensor gemm_with_roles(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
-                       int64_t activation, const char* name) {
-  return multiply_matrices(a, b, bias, activation, name,
-                           [&]<typename T>(const Gemm<T>& p, auto major) {
-                             using P = Tile<T, 128, BN, major()>;
-                             constexpr size_t SHARED = STAGES * P::BYTES + TILE_ALIGNMENT;
-                             const auto kernel = gemm_v3_warp_roles_kernel<P, STAGES>;
-                             require_shared_memory(SHARED, "the pairs of tiles");
-                             allow_shared(kernel, SHARED);
-                             kernel<<<tile_grid<P>(p), THREADS, SHARED, current_stream(a)>>>(
-                                 p, map_of_a<P>(p), map_of_b<P>(p));
-                           });
-}
-
-Tensor gemm_v3_warp_roles(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
-                          int64_t activation) {
-  return gemm_with_roles<128, 6>(a, b, bias, activation, "gemm_v3_warp_roles");
+Tensor gemm_v2_pipeline(const Tensor& a, const Tensor& b) {
+  return launch(a, b, gemm_v2_pipeline_kernel, 2);
 }
 
 // ---------------------------------------------------------------------------------------------
-// v4 against v3: BN = 256. A step loads 48 KB for 4.2 M operations, where v3 loads 32 KB for 2.1 M;
-// and a wgmma reads 64 rows of A for 256 columns. A consumer holds 128 sums per thread.
+// v3 against v2: warps have roles. One thread of the first warpgroup, the producer, starts all
+// loads. The other two warpgroups, the consumers, only multiply. They meet at mbarriers alone:
+//   full[s]    the tiles of stage s have arrived     1 arrival, and their bytes
+//   empty[s]   the products have read stage s        1 arrival per warp of the consumers
 
-Tensor gemm_v4_wide_tiles(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
-                          int64_t activation) {
-  return gemm_with_roles<256, 4>(a, b, bias, activation, "gemm_v4_wide_tiles");
+__device__ __forceinline__ void release(uint64_t* empty) {
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+}
+
+__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    gemm_v3_warp_roles_kernel(const __grid_constant__ Product p) {
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  const int warpgroup = threadIdx.x / WARPGROUP, consumer = warpgroup - 1, steps = p.steps();
+  char *stages = tile_memory(), *buffers = stages + STAGES * STAGE + consumer * BUFFERS;
+  const Corner at = p.corner(blockIdx.x);
+  if (threadIdx.x == 0) init(full, STAGES, 1), init(empty, STAGES, 8);
+  __syncthreads();  // the mbarriers are there before any thread uses one
+
+  if (warpgroup == 0) {
+    for (int step = 0; threadIdx.x == 0 && step < steps; ++step) {
+      const int s = step % STAGES, round = step / STAGES;
+      ptx::mbarrier_wait(&empty[s], 1 - round % 2);  // at once in round 0
+      load(stages + s * STAGE, p, at, step, &full[s]);
+    }
+    return;
+  }
+  float sums[BN / 2] = {};
+  for (int step = 0; step < steps; ++step) {
+    const int s = step % STAGES, round = step / STAGES;
+    const char* stage = stages + s * STAGE;
+    ptx::mbarrier_wait(&full[s], round % 2);
+    ptx::wgmma_fence(sums);
+    multiply(sums, stage + consumer * HALF, stage + A_BYTES);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();  // this warp's products of the step before have read their stage
+    if (step > 0) release(&empty[(step - 1) % STAGES]);
+  }
+  ptx::wgmma_wait<0>(sums);
+  int stored = 0;
+  store(sums, buffers, stored, 1 + consumer, p.c, at.m + consumer * ROWS, at.n);
+  ptx::bulk_wait_read<0>();
+#endif
+}
+
+Tensor gemm_v3_warp_roles(const Tensor& a, const Tensor& b) {
+  return launch(a, b, gemm_v3_warp_roles_kernel, 3);
 }
 
 // ---------------------------------------------------------------------------------------------
+// v4 against v3: one block per multiprocessor computes tile after tile. Its steps are numbered
+// through all tiles, so the producer loads for the next tile while the consumers store this one.
 
-RUNG(day56, gemm_v1_one_warpgroup, GEMM);
+__device__ __forceinline__ void produce(const Product& p, char* stages, uint64_t* full,
+                                        uint64_t* empty) {
+  const int tiles = p.tiles(), steps = p.steps(), blocks = gridDim.x;
+  for (int i = blockIdx.x, before = 0; i < tiles; i += blocks, before += steps) {
+    const Corner at = p.corner(i);
+    for (int step = 0; step < steps; ++step) {
+      const int s = (before + step) % STAGES, round = (before + step) / STAGES;
+      ptx::mbarrier_wait(&empty[s], 1 - round % 2);
+      load(stages + s * STAGE, p, at, step, &full[s]);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    gemm_v4_persistent_kernel(const __grid_constant__ Product p) {
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  const int warpgroup = threadIdx.x / WARPGROUP, consumer = warpgroup - 1, steps = p.steps();
+  char *stages = tile_memory(), *buffers = stages + STAGES * STAGE + consumer * BUFFERS;
+  if (threadIdx.x == 0) init(full, STAGES, 1), init(empty, STAGES, 8);
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    if (threadIdx.x == 0) produce(p, stages, full, empty);
+    return;
+  }
+  const int tiles = p.tiles(), blocks = gridDim.x;
+  int before = 0, stored = 0;  // steps of the block's tiles before this one; stored parts
+  for (int i = blockIdx.x; i < tiles; i += blocks, before += steps) {
+    const Corner at = p.corner(i);
+    float sums[BN / 2] = {};
+    for (int step = 0; step < steps; ++step) {
+      const int s = (before + step) % STAGES, round = (before + step) / STAGES;
+      const char* stage = stages + s * STAGE;
+      ptx::mbarrier_wait(&full[s], round % 2);
+      ptx::wgmma_fence(sums);
+      multiply(sums, stage + consumer * HALF, stage + A_BYTES);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (step > 0) release(&empty[(before + step - 1) % STAGES]);
+    }
+    ptx::wgmma_wait<0>(sums);
+    release(&empty[(before + steps - 1) % STAGES]);  // before the store: the producer goes on
+    store(sums, buffers, stored, 1 + consumer, p.c, at.m + consumer * ROWS, at.n);
+  }
+  ptx::bulk_wait_read<0>();
+#endif
+}
+
+Tensor gemm_v4_persistent(const Tensor& a, const Tensor& b) {
+  return launch(a, b, gemm_v4_persistent_kernel, 3, true);
+}
+
+// ---------------------------------------------------------------------------------------------
+// v5 against v4: consumers take turns (ping-pong). Consumer c, 0 or 1, has all rows of the block's
+// tiles c, c + 2, … and stores its tile while the other one multiplies. 192 sums per thread do not
+// fit into 168 registers (65,536 / 384): the producer's warpgroup gives up 144 per thread.
+
+__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    gemm_v5_ping_pong_kernel(const __grid_constant__ Product p) {
+#if defined(CUDA_ON_CPU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ uint64_t full[STAGES], empty[STAGES];
+  const int warpgroup = threadIdx.x / WARPGROUP, consumer = warpgroup - 1, steps = p.steps();
+  char *stages = tile_memory(), *buffers = stages + STAGES * STAGE + consumer * BUFFERS;
+  if (threadIdx.x == 0) init(full, STAGES, 1), init(empty, STAGES, 4);
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<24>();
+    if (threadIdx.x == 0) produce(p, stages, full, empty);
+    return;
+  }
+  ptx::setmaxnreg_inc<240>();
+  const int tiles = p.tiles(), blocks = gridDim.x;
+  int before = consumer * steps, stored = 0;
+  for (int i = blockIdx.x + consumer * blocks; i < tiles; i += 2 * blocks, before += 2 * steps) {
+    const Corner at = p.corner(i);
+    float sums[2][BN / 2] = {};  // of rows [0, 64) and [64, 128)
+    // Wait for the turn: the other consumer has waited for all stages of the tile before.
+    if (before > 0) ptx::barrier_sync(TURN + consumer, 2 * WARPGROUP);
+    for (int step = 0; step < steps; ++step) {
+      const int s = (before + step) % STAGES, round = (before + step) / STAGES;
+      const char* stage = stages + s * STAGE;
+      ptx::mbarrier_wait(&full[s], round % 2);
+      ptx::wgmma_fence(sums);
+      multiply(sums[0], stage, stage + A_BYTES);
+      multiply(sums[1], stage + HALF, stage + A_BYTES);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (step > 0) release(&empty[(before + step - 1) % STAGES]);
+    }
+    if (i + blocks < tiles) ptx::barrier_arrive(TURN + 1 - consumer, 2 * WARPGROUP);
+    ptx::wgmma_wait<0>(sums);
+    release(&empty[(before + steps - 1) % STAGES]);
+    store(sums[0], buffers, stored, 1 + consumer, p.c, at.m, at.n);
+    store(sums[1], buffers, stored, 1 + consumer, p.c, at.m + ROWS, at.n);
+  }
+  ptx::bulk_wait_read<0>();
+#endif
+}
+
+Tensor gemm_v5_ping_pong(const Tensor& a, const Tensor& b) {
+  return launch(a, b, gemm_v5_ping_pong_kernel, 3, true);
+}
+
+#define GEMM "(Tensor a, Tensor b) -> Tensor"
+RUNG(day56, gemm_v1_wgmma, GEMM);
 RUNG(day56, gemm_v2_pipeline, GEMM);
 RUNG(day56, gemm_v3_warp_roles, GEMM);
-RUNG(day56, gemm_v4_wide_tiles, GEMM);
+RUNG(day56, gemm_v4_persistent, GEMM);
+RUNG(day56, gemm_v5_ping_pong, GEMM);

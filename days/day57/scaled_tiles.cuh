@@ -4,7 +4,7 @@
 #include "common/cuda/ptx.cuh"            // wgmma: taught in day 56
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
 #include "common/cuda/store_part.cuh"     // taught in day 56
-#include "days/day56/tiles.cuh"           // WARPGROUP, ROW, ROWS: taught in day 56
+#include "days/day56/further/tiles.cuh"   // WARPGROUP, ROW, ROWS: taught in day 56
 
 #include <cuda_fp8.h>
 

@@ -1,7 +1,7 @@
 // Boxes of pixels, which TMA loads: BM outputs are columns × rows × images, 64 of them a box too.
 #pragma once
 
-#include "days/day56/tiles.cuh"  // multiply and its constants, taught in day 56
+#include "days/day56/further/tiles.cuh"  // multiply and its constants, taught in day 56
 #include "days/day60/conv.cuh"
 
 constexpr int MOST_SCALE = 8;  // of TMA: every how many-th element of a box it can take

@@ -5,7 +5,7 @@
 // epilogue computes for a part ends with its store, so it needs few registers beside the sums.
 #pragma once
 
-#include "days/day56/persistent.cuh"  // taught in day 56
+#include "days/day56/further/persistent.cuh"  // taught in day 56
 #include "days/day83/elements.cuh"
 
 constexpr int STAGES = 4, GROUP_OF_TILES = 8;  // as day 56's v6

@@ -1,8 +1,8 @@
 // Day 88: who adds which tile of the output, and what a kernel knows of all ranks
 #pragma once
 
-#include "days/day56/persistent.cuh"  // taught in day 56
-#include "days/day87/meeting.cuh"     // taught in day 87
+#include "days/day56/further/persistent.cuh"  // taught in day 56
+#include "days/day87/meeting.cuh"             // taught in day 87
 
 constexpr int STAGES = 4, GROUP = 8;  // as day 56's v6
 constexpr int HALVES = 2, PARTS = 3;  // of a tile: 64 rows each, 64 columns each

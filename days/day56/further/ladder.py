@@ -9,11 +9,13 @@ from common.bench.showing import card_state, seconds_in_turn
 from common.bench.traces import launches_of
 from common.day import print_table, rows_as_json
 
-from .products import RUNGS
+from ..day import RUNGS as MAIN
+from .products import PROBLEMS
 
-NAMES = [rung.name for rung in RUNGS]
+MAIN_NAMES = [rung.name for rung in MAIN]  # they take B as (N, K)
+NAMES = [*MAIN_NAMES, *(rung.name for rung in PROBLEMS[0].rungs)]
 LAST = NAMES[-1]
-BEST = (*NAMES[4:6], LAST)  # both tiles, and the choice between them
+BEST = ("gemm_v6_wide_tiles", "every_layout_v5_ping_pong", LAST)  # both tiles, and the choice
 SQUARES = (4096, 8192)
 SHAPES = (  # M, N, K
     *((1024, 1024, 1024), (2048, 2048, 2048), (16384, 16384, 16384)),
@@ -41,11 +43,17 @@ def matrices(shape, transposed=False, draw=normal):
     return draw(M, K), draw(N, K).t() if transposed else draw(K, N)
 
 
+def call_of(operators, name, a, b):
+    """Return the product by a rung or by cuBLAS, to be called."""
+    if name == "cuBLAS":
+        return partial(torch.mm, a, b)
+    return partial(getattr(operators, name), a, b.t() if name in MAIN_NAMES else b)
+
+
 def tflops(operators, shape, names, transposed=False, draw=normal, rounds=10):
     """TFLOP/s under load of the rungs `names` and of cuBLAS, which take turns."""
     a, b = matrices(shape, transposed, draw)
-    calls = {name: partial(getattr(operators, name), a, b) for name in names}
-    calls["cuBLAS"] = partial(torch.mm, a, b)
+    calls = {name: call_of(operators, name, a, b) for name in (*names, "cuBLAS")}
     M, N, K = shape
     return {
         name: 2e-12 * M * N * K / s for name, s in seconds_in_turn(calls, rounds=rounds).items()
@@ -54,11 +62,10 @@ def tflops(operators, shape, names, transposed=False, draw=normal, rounds=10):
 
 def ladder(operators):
     """Rows of (rung, registers, KB shared, and for each size TFLOP/s and × cuBLAS)."""
-    found = {n: tflops(operators, (n, n, n), NAMES) for n in SQUARES}
+    found = {n: tflops(operators, (n, n, n), NAMES, transposed=True) for n in SQUARES}
     rows = []
     for name in [*NAMES, "cuBLAS"]:
-        call = torch.mm if name == "cuBLAS" else getattr(operators, name)
-        kernel = launches_of(partial(call, *matrices((4096,) * 3)))[0]
+        kernel = launches_of(call_of(operators, name, *matrices((4096,) * 3, transposed=True)))[0]
         rates = [
             figure
             for at in found.values()
@@ -88,10 +95,9 @@ def by_data(operators):
     for draw in (zeros, quantised, normal):
         rates = tflops(operators, shape, [LAST], draw=draw)
         for name, rate in rates.items():
-            call = torch.mm if name == "cuBLAS" else getattr(operators, name)
-            a, b = matrices(shape, draw=draw)
+            call = call_of(operators, name, *matrices(shape, draw=draw))
             for _ in range(round(rate)):  # 1.1 s
-                call(a, b)
+                call()
             time.sleep(0.5)
             state = card_state()
             torch.cuda.synchronize()

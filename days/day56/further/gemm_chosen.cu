@@ -1,13 +1,38 @@
-// Day 56, third file: v8 chooses the tile by the shape, and divides long sums (split-K).
+// Day 56, further: products for both dtypes and layouts of B, with bias and activation
 //
-// A GPU with 132 multiprocessors computes 128 tiles as fast as 32, and 133 as slowly as 264. v8
-// estimates the time of each choice from the number of rounds of tiles, and takes the shortest.
+//   C = f(A · B + bias)     A: (M, K), B: (K, N) or stored as (N, K), C: (M, N); f: none, relu,
+//   gelu
+//
+//   v5 every_layout    the main line's ping-pong: consumers take turns, 128 × 192
+//   v6 wide_tiles      consumers share a tile, each has a half of its rows: 128 × 256
+//     direct_stores    … with C stored from registers, instead of by TMA
+//   v8 chosen          the faster one of both by an estimate, and long sums divided (split-K)
+//   others             gemm_clusters.cu
+//
+// Run: python run_day.py 56 --further
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "days/day56/persistent.cuh"
+#include "days/day56/further/persistent.cuh"
+
+Tensor every_layout_v5_ping_pong(const Tensor& a, const Tensor& b,
+                                 const std::optional<Tensor>& bias, int64_t activation) {
+  return gemm_persistent<192, true, 1>(a, b, bias, activation, "every_layout_v5_ping_pong");
+}
+
+// v6 against v5: both consumers multiply and store at the same time. 128 × 256 needs fewer bytes
+// per operation than 128 × 192, and does not fit into the registers of one consumer.
+Tensor gemm_v6_wide_tiles(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+                          int64_t activation) {
+  return gemm_persistent<256, false, 1>(a, b, bias, activation, "gemm_v6_wide_tiles");
+}
+
+Tensor gemm_v6_direct_stores(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+                             int64_t activation) {
+  return gemm_persistent<256, false, 1>(a, b, bias, activation, "gemm_v6_direct_stores", true);
+}
 
 // ---------------------------------------------------------------------------------------------
-// C = f(sum over splits + bias), in the order of the splits: equal inputs give equal bits.
+// v8. C = f(sum over splits + bias), in the order of the splits: equal inputs give equal bits.
 
 constexpr int ADD_BLOCK = 256;
 
@@ -25,7 +50,9 @@ __global__ void __launch_bounds__(ADD_BLOCK) add_splits_kernel(const Gemm<T> p) 
 }
 
 // ---------------------------------------------------------------------------------------------
-// The choice. Clock cycles, fitted to measured times of an H200; only their ratios matter.
+// A GPU with 132 multiprocessors computes 128 tiles as fast as 32, and 133 as slowly as 264. The
+// time of each choice is estimated from the number of rounds of tiles. Clock cycles, fitted to
+// measured times of an H200; only their ratios matter.
 
 constexpr double LATENCY = 2000;  // from the start of a block to its first product
 constexpr double LAUNCH = 6000;   // of a second kernel
@@ -85,4 +112,9 @@ Tensor gemm_v8_chosen(const Tensor& a, const Tensor& b, const std::optional<Tens
       });
 }
 
+// ---------------------------------------------------------------------------------------------
+
+RUNG(day56, every_layout_v5_ping_pong, GEMM);
+RUNG(day56, gemm_v6_wide_tiles, GEMM);
+RUNG(day56, gemm_v6_direct_stores, GEMM);
 RUNG(day56, gemm_v8_chosen, GEMM);

@@ -1,4 +1,5 @@
-// C = f(A · B + bias): arguments, tiles in shared memory and their products, for all rungs.
+// C = f(A · B + bias): arguments, tiles in shared memory and their products. Days 57 and 60 use
+// them too, days 83, 88 and 90 by persistent.cuh.
 #pragma once
 
 #include "common/cuda/capability.cuh"  // taught in day 24
@@ -20,7 +21,7 @@ struct Gemm {
   T* c;           // (M, N)
   int64_t M, N, K;
   int activation;
-  float* partial = nullptr;  // (splits, M, N), parts of the sums, where there are several
+  float* partial = nullptr;  // (splits, M, N), parts of the sums, where there are several: v8
   int splits = 1;
 };
 
@@ -33,7 +34,7 @@ constexpr int ROW = BK * 2;     // bytes of a row of a tile
 constexpr int WARPGROUP = 128;  // threads that issue a wgmma together, for 64 rows of A
 constexpr int ROWS = 64;        // of A per wgmma
 
-// From v3 on: one warpgroup loads, and CONSUMERS of them multiply, each its own rows of A.
+// One warpgroup loads, and CONSUMERS of them multiply.
 constexpr int CONSUMERS = 2, CONSUMER_WARPS = CONSUMERS * 4;
 constexpr int THREADS = WARPGROUP * (1 + CONSUMERS);
 

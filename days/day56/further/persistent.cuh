@@ -1,4 +1,6 @@
-// Persistent blocks: each computes several tiles of C, or parts of their sums. v5 to v8 share it.
+// Persistent blocks: each computes several tiles of C, or parts of their sums. The main line's v4
+// and v5 for both dtypes and both layouts of B, with any epilogue, in clusters, and for a part of
+// K.
 #pragma once
 
 #include "common/cuda/cluster_launch.cuh"   // taught in day 35
@@ -6,7 +8,7 @@
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/store_part.cuh"       // taught here
 #include "common/cuda/tile_order.cuh"       // taught in day 54
-#include "days/day56/tiles.cuh"
+#include "days/day56/further/tiles.cuh"
 
 #include <algorithm>
 
@@ -233,12 +235,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// Launches the kernel for tiles P on the current stream of the GPU of `on`.
+// Launches the kernel for tiles P on the current stream of the GPU of `on`. direct: C is stored
+// from registers, element by element, and not by TMA.
 template <typename P, bool PING_PONG, int CLUSTER, int STAGES, int GROUP = 8>
-void launch_persistent(const Tensor& on, const Gemm<typename P::T>& p) {
+void launch_persistent(const Tensor& on, const Gemm<typename P::T>& p, bool direct = false) {
   constexpr size_t BYTES = SHARED<P, STAGES>;
   require_shared_memory(BYTES, "the pairs of tiles");
-  const bool by_tma = p.N % 8 == 0;  // TMA stores rows of a multiple of 16 bytes
+  const bool by_tma = !direct && p.N % 8 == 0;  // TMA stores rows of a multiple of 16 bytes
   const auto kernel = gemm_persistent_kernel<P, PING_PONG, CLUSTER, STAGES, GROUP>;
   const TensorMap to_a = map_of_a<P>(p), to_b = map_of_b<P, CLUSTER>(p);
   const TensorMap to_c = by_tma ? tile_map(p.c, p.M, p.N, ROWS, PART) : TensorMap{};
@@ -253,4 +256,14 @@ void launch_persistent(const Tensor& on, const Gemm<typename P::T>& p) {
     allow_shared(kernel, BYTES);
     kernel<<<grid, THREADS, BYTES, current_stream(on)>>>(p, to_a, to_b, to_c, by_tma);
   }
+}
+
+// What a rung does: tiles of 128 × BN in four stages.
+template <int BN, bool PING_PONG, int CLUSTER, int GROUP = 8>
+Tensor gemm_persistent(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+                       int64_t activation, const char* name, bool direct = false) {
+  return multiply_matrices(
+      a, b, bias, activation, name, [&]<typename T>(const Gemm<T>& p, auto major) {
+        launch_persistent<Tile<T, 128, BN, major()>, PING_PONG, CLUSTER, 4, GROUP>(a, p, direct);
+      });
 }
