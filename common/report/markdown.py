@@ -100,6 +100,7 @@ def generated(
     Raise ResultsError if a day's README lacks a block.
     """
     days, _broken = discover(root / "days")
+    everything, stored = stored, _with_a_main_line(stored)
     files = {root / "progress.md": progress(days, stored, scores or {})}
     front = root / "README.md"
     if front.is_file():
@@ -135,8 +136,14 @@ def generated(
             if picture := plot(one.rungs):
                 files[day.folder / PLOT] = picture
         if day.further:
-            files |= _generated_further(day.further.folder, stored.get(day.number, []))
+            files |= _generated_further(day.further.folder, everything.get(day.number, []))
     return files
+
+
+def _with_a_main_line(stored: dict[int, list[Stored]]) -> dict[int, list[Stored]]:
+    """Return the results that hold rungs of the main line; other days are not measured yet."""
+    found = {day: [one for one in results if one.main.rungs] for day, results in stored.items()}
+    return {day: results for day, results in found.items() if results}
 
 
 def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str]:

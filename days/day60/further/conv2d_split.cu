@@ -1,12 +1,12 @@
-// Day 60, third file: layers with few pixels.
+// Day 60, further: layers with few pixels.
 //
-//   v4 split      the blocks of a cluster share a tile: each sums some of the steps
+//   v6 split      the blocks of a cluster share a tile: each sums some of the steps
 //
 // 32 images of 7 × 7 are 14 tiles of 128 pixels. With 512 output channels that is 28 tiles of 128 ×
 // 256 for 132 multiprocessors. Four blocks per tile make 112, each with a quarter of the sum.
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "days/day60/box_roles.cuh"
+#include "days/day60/further/box_roles.cuh"
 
 // Each block has sums of all BN channels, in SPLIT shares of channels. At the end the block of rank
 // r has share r of them all. A block numbers the shares from its own on, its share j is share
@@ -73,7 +73,7 @@ struct Exchange {
 
 template <typename P, int SPLIT>
 __global__ void __launch_bounds__(P::THREADS, 1)
-    conv2d_v4_split_kernel(const __grid_constant__ BoxPlan g,
+    conv2d_v6_split_kernel(const __grid_constant__ BoxPlan g,
                            const __grid_constant__ TensorMap from,
                            const __grid_constant__ TensorMap filter,
                            const __grid_constant__ TensorMap to) {
@@ -136,18 +136,18 @@ template <typename P, int SPLIT>
 void launch_split(const Gather& g, const Tensor& on) {
   const BoxWork work = box_work<P, 1, SPLIT>(g);
   const unsigned grid = grid_size(work.plan.tiles_m * work.plan.tiles_n * SPLIT, "x");
-  launch_clusters(conv2d_v4_split_kernel<P, SPLIT>, grid, SPLIT, P::THREADS, BOX_SHARED<P>,
+  launch_clusters(conv2d_v6_split_kernel<P, SPLIT>, grid, SPLIT, P::THREADS, BOX_SHARED<P>,
                   current_stream(on), work.plan, work.from, work.filter, work.to);
 }
 
-Tensor conv2d_v4_split(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
+Tensor conv2d_v6_split(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
                        int64_t dilation) {
   const Conv v = check_forward(x, w, stride, padding, dilation);
   const DeviceGuard guard(x);
   require_boxes();
   if (stride > MOST_SCALE) {
-    fell_back("conv2d_v1_gathered", "a stride of more than 8, which TMA does not have");
-    return conv2d_v1_gathered(x, w, stride, padding, dilation);
+    fell_back("conv2d_v3_additions", "a stride of more than 8, which TMA does not have");
+    return conv2d_v3_additions(x, w, stride, padding, dilation);
   }
   Tensor y = allocate(x, {v.N, v.P, v.Q, v.K});
   if (y.numel() == 0) return y;
@@ -158,8 +158,8 @@ Tensor conv2d_v4_split(const Tensor& x, const Tensor& w, int64_t stride, int64_t
   } else {
     launch_split<ConvTile<128, 128, Major::kK>, 2>(g, x);
   }
-  check_launch("conv2d_v4_split");
+  check_launch("conv2d_v6_split");
   return y;
 }
 
-RUNG(day60, conv2d_v4_split, FORWARD);
+RUNG(day60, conv2d_v6_split, FORWARD);

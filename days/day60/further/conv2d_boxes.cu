@@ -1,10 +1,10 @@
-// Day 60, second file: the forward pass and the data gradient by TMA and wgmma.
+// Day 60, further: the forward pass and the data gradient by TMA and wgmma.
 //
-//   v2 boxes      TMA loads the inputs of a box of outputs, one box per tap and 64 channels
-//   v3 clusters   two blocks share the filter's tile: each loads a half of it for both
+//   v4 boxes      TMA loads the inputs of a box of outputs, one box per tap and 64 channels
+//   v5 clusters   two blocks share the filter's tile: each loads a half of it for both
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "days/day60/box_roles.cuh"
+#include "days/day60/further/box_roles.cuh"
 
 // A persistent kernel, as in day 56: a block per multiprocessor computes tile after tile, and its
 // producer already loads the next one while the consumers store.
@@ -116,8 +116,8 @@ Tensor conv2d_by_boxes(const Tensor& x, const Tensor& w, int64_t stride, int64_t
   const DeviceGuard guard(x);
   require_boxes();
   if (stride > MOST_SCALE) {
-    fell_back("conv2d_v1_gathered", "a stride of more than 8, which TMA does not have");
-    return conv2d_v1_gathered(x, w, stride, padding, dilation);
+    fell_back("conv2d_v3_additions", "a stride of more than 8, which TMA does not have");
+    return conv2d_v3_additions(x, w, stride, padding, dilation);
   }
   Tensor y = allocate(x, {v.N, v.P, v.Q, v.K});
   convolve<Major::kK, CLUSTER>(
@@ -126,16 +126,16 @@ Tensor conv2d_by_boxes(const Tensor& x, const Tensor& w, int64_t stride, int64_t
   return y;
 }
 
-Tensor conv2d_v2_boxes(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
+Tensor conv2d_v4_boxes(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
                        int64_t dilation) {
-  return conv2d_by_boxes<1>(x, w, stride, padding, dilation, "conv2d_v2_boxes");
+  return conv2d_by_boxes<1>(x, w, stride, padding, dilation, "conv2d_v4_boxes");
 }
-Tensor conv2d_v3_clusters(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
+Tensor conv2d_v5_clusters(const Tensor& x, const Tensor& w, int64_t stride, int64_t padding,
                           int64_t dilation) {
-  return conv2d_by_boxes<2>(x, w, stride, padding, dilation, "conv2d_v3_clusters");
+  return conv2d_by_boxes<2>(x, w, stride, padding, dilation, "conv2d_v5_clusters");
 }
 
-Tensor conv2d_data_gradient_v2(const Tensor& dy, const Tensor& w, int64_t height, int64_t width,
+Tensor conv2d_data_gradient_v4(const Tensor& dy, const Tensor& w, int64_t height, int64_t width,
                                int64_t stride, int64_t padding, int64_t dilation) {
   const Conv v = check_data_gradient(dy, w, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
@@ -147,10 +147,10 @@ Tensor conv2d_data_gradient_v2(const Tensor& dy, const Tensor& w, int64_t height
           gradient_gather(v, data<bf16>(dy), data<bf16>(w), mutable_data<bf16>(dx), row, col), dy);
     }
   }
-  check_launch("conv2d_data_gradient_v2");
+  check_launch("conv2d_data_gradient_v4");
   return dx;
 }
 
-RUNG(day60, conv2d_v2_boxes, FORWARD);
-RUNG(day60, conv2d_v3_clusters, FORWARD);
-RUNG(day60, conv2d_data_gradient_v2, DATA_GRADIENT);
+RUNG(day60, conv2d_v4_boxes, FORWARD);
+RUNG(day60, conv2d_v5_clusters, FORWARD);
+RUNG(day60, conv2d_data_gradient_v4, DATA_GRADIENT);

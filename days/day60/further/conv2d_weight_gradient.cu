@@ -1,4 +1,4 @@
-// Day 60, fourth file: the gradient of the filter, a product whose sum runs over all pixels.
+// Day 60, further: the gradient of the filter, a product whose sum runs over all pixels.
 //
 //   dw[k, r, s, c] = Σ_{n, p, q} dy[n, p, q, k] · x[n, p·stride - pad + r·dilation, …, c]
 //
@@ -6,11 +6,11 @@
 // blocks take parts of the pixels (split-K). Each stores its sums in fp32, and a second kernel adds
 // the parts in a fixed order: two runs agree bit for bit.
 //
-//   v1  gathered rows, as in the first file      v2  boxes of pixels by TMA, as in the second file
+//   v3  gathered rows      v4  boxes of pixels by TMA, as in conv2d_boxes.cu
 
 #include "common/cuda/binding.cuh"  // taught in day 6
-#include "days/day60/boxes.cuh"
-#include "days/day60/gathered.cuh"
+#include "days/day60/further/boxes.cuh"
+#include "days/day60/further/gathered.cuh"
 
 struct Sums {
   Axis rows, cols;  // which pixel of x a pixel of dy meets
@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(ADD_THREADS)
 }
 
 // ---------------------------------------------------------------------------------------------
-// v1. Rows of both tiles are pixels, the sum's index; ldmatrix transposes dy's tile.
+// v3. Rows of both tiles are pixels, the sum's index; ldmatrix transposes dy's tile.
 
 __global__ void __launch_bounds__(GATHER_THREADS, 2)
-    conv2d_weight_gradient_v1_kernel(const __grid_constant__ Sums g, int tiles_n, int per_part) {
+    conv2d_weight_gradient_v3_kernel(const __grid_constant__ Sums g, int tiles_n, int per_part) {
 #if defined(CUDA_ON_CPU) || __CUDA_ARCH__ >= 800
   using Rows = Copies<true>;
   extern __shared__ __align__(128) bf16 gathered[];
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(GATHER_THREADS, 2)
   const int col0 = g.cols.first + tap % g.S * g.cols.step;
 
   float sums[4][4][4] = {};
-  multiply_steps<true, true>(sums, gathered, steps, [&](bf16* a, bf16* b) {
+  multiply_steps<true>(sums, gathered, steps, [&](bf16* a, bf16* b) {
 #pragma unroll
     for (int i = 0; i < Rows::COUNT; ++i) {
       const int index = pixel + Rows::row(i);
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(GATHER_THREADS, 2)
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: a step is a box of 64 pixels. TMA loads it of dy, 64 channels at a time, and of x,
+// v4 against v3: a step is a box of 64 pixels. TMA loads it of dy, 64 channels at a time, and of x,
 // moved by a tap. Both tiles have their channels along a row (kMN), which wgmma reads as they are.
 
 constexpr int CHUNK_BYTES = DEPTH * ROW, WEIGHT_STAGES = 4;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply_pixels(float (&sums)[COUNT], const char
 
 template <int WIDE, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 1)
-    conv2d_weight_gradient_v2_kernel(const __grid_constant__ Sums g,
+    conv2d_weight_gradient_v4_kernel(const __grid_constant__ Sums g,
                                      const __grid_constant__ WeightPlan plan,
                                      const __grid_constant__ TensorMap dy,
                                      const __grid_constant__ TensorMap x) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         col[i] = g.cols.first + tap % g.S * g.cols.step;
       }
       Pixel at = corner_of(plan.box, first);
-      for (int step = 0; step < steps; ++step, advance(plan.box, at)) {
+      for (int step = 0; step < steps; ++step, next_box(plan.box, at)) {
         const int s = step % WEIGHT_STAGES;
         char* stage = stages + s * P::BYTES;
         ptx::mbarrier_wait(&empty[s], 1 - step / WEIGHT_STAGES % 2);
@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename Plan, typename Launch>
 Tensor weight_gradient(const Tensor& dy, const Tensor& x, const Conv& v, const char* name,
                        Plan plan, Launch launch) {
-  const Gather f = forward_gather(v, nullptr, nullptr, nullptr);
-  Sums g{f.rows, f.cols, v.N, v.K, v.C, v.S, data<bf16>(dy), data<bf16>(x), nullptr};
+  const Gather f = flattened(forward_gather(v, nullptr, nullptr, nullptr));
+  Sums g{f.rows, f.cols, f.N, v.K, v.C, v.S, data<bf16>(dy), data<bf16>(x), nullptr};
   const int64_t count = int64_t{v.K} * g.columns();
   const auto [tiles, steps] = plan(g);
   const int wished = parts_for(tiles, steps, count, multiprocessor_count(dy));
@@ -249,7 +249,7 @@ struct Work {
   int64_t tiles, steps;
 };
 
-Tensor conv2d_weight_gradient_v1(const Tensor& dy, const Tensor& x, int64_t height, int64_t width,
+Tensor conv2d_weight_gradient_v3(const Tensor& dy, const Tensor& x, int64_t height, int64_t width,
                                  int64_t stride, int64_t padding, int64_t dilation) {
   const Conv v = check_weight_gradient(dy, x, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
@@ -258,10 +258,10 @@ Tensor conv2d_weight_gradient_v1(const Tensor& dy, const Tensor& x, int64_t heig
   const auto plan = [](const Sums& g) {
     return Work{ceil_div(g.K, SIDE) * ceil_div(g.columns(), SIDE), ceil_div(g.pixels(), DEPTH)};
   };
-  return weight_gradient(dy, x, v, "conv2d_weight_gradient_v1", plan,
+  return weight_gradient(dy, x, v, "conv2d_weight_gradient_v3", plan,
                          [&](const Sums& g, int per_part, dim3 grid) {
-                           allow_shared(conv2d_weight_gradient_v1_kernel, GATHER_SHARED);
-                           conv2d_weight_gradient_v1_kernel<<<grid, GATHER_THREADS, GATHER_SHARED,
+                           allow_shared(conv2d_weight_gradient_v3_kernel, GATHER_SHARED);
+                           conv2d_weight_gradient_v3_kernel<<<grid, GATHER_THREADS, GATHER_SHARED,
                                                               current_stream(dy)>>>(
                                g, ceil_div(g.columns(), SIDE), per_part);
                          });
@@ -277,27 +277,28 @@ Tensor weight_gradient_by_boxes(const Tensor& dy, const Tensor& x, const Conv& v
     boxes.groups = ceil_div(v.R * v.S * ceil_div(v.C, DEPTH), CHUNKS);
     return Work{ceil_div(v.K, P::BM) * boxes.groups, boxes.box.count()};
   };
-  return weight_gradient(
-      dy, x, v, "conv2d_weight_gradient_v2", plan, [&](const Sums& g, int per_part, dim3 grid) {
-        boxes.per_part = per_part;
-        const Axis rows{v.P, v.P, 1, 0, 0, 1, 0, 1}, cols{v.Q, v.Q, 1, 0, 0, 1, 0, 1};
-        const auto kernel = conv2d_weight_gradient_v2_kernel<WIDE, CHUNKS>;
-        allow_shared(kernel, P::SHARED);
-        kernel<<<grid, THREADS, P::SHARED, current_stream(dy)>>>(
-            g, boxes, map_of_inputs(g.dy, rows, cols, g.N, g.K, boxes.box),
-            map_of_inputs(g.x, g.rows, g.cols, g.N, g.C, boxes.box));
-      });
+  return weight_gradient(dy, x, v, "conv2d_weight_gradient_v4", plan,
+                         [&](const Sums& g, int per_part, dim3 grid) {
+                           boxes.per_part = per_part;
+                           const int P = g.rows.outputs, Q = g.cols.outputs;
+                           const Axis rows{P, P, 1, 0, 0, 1, 0, 1}, cols{Q, Q, 1, 0, 0, 1, 0, 1};
+                           const auto kernel = conv2d_weight_gradient_v4_kernel<WIDE, CHUNKS>;
+                           allow_shared(kernel, P::SHARED);
+                           kernel<<<grid, THREADS, P::SHARED, current_stream(dy)>>>(
+                               g, boxes, map_of_inputs(g.dy, rows, cols, g.N, g.K, boxes.box),
+                               map_of_inputs(g.x, g.rows, g.cols, g.N, g.C, boxes.box));
+                         });
 }
 
-Tensor conv2d_weight_gradient_v2(const Tensor& dy, const Tensor& x, int64_t height, int64_t width,
+Tensor conv2d_weight_gradient_v4(const Tensor& dy, const Tensor& x, int64_t height, int64_t width,
                                  int64_t stride, int64_t padding, int64_t dilation) {
   const Conv v = check_weight_gradient(dy, x, height, width, stride, padding, dilation);
   const DeviceGuard guard(dy);
   require_wgmma();
   if (v.N == 0) return allocate_zeros(dy, {v.K, v.R, v.S, v.C});
   if (stride > MOST_SCALE) {
-    fell_back("conv2d_weight_gradient_v1", "a stride of more than 8, which TMA does not have");
-    return conv2d_weight_gradient_v1(dy, x, height, width, stride, padding, dilation);
+    fell_back("conv2d_weight_gradient_v3", "a stride of more than 8, which TMA does not have");
+    return conv2d_weight_gradient_v3(dy, x, height, width, stride, padding, dilation);
   }
   if (v.K <= ROWS) return weight_gradient_by_boxes<1, 4>(dy, x, v);
   // The tile that leaves fewer chunks empty: 18 are six tiles of 3, or five of 4 with two empty.
@@ -307,5 +308,5 @@ Tensor conv2d_weight_gradient_v2(const Tensor& dy, const Tensor& x, int64_t heig
                : weight_gradient_by_boxes<2, 4>(dy, x, v);
 }
 
-RUNG(day60, conv2d_weight_gradient_v1, WEIGHT_GRADIENT);
-RUNG(day60, conv2d_weight_gradient_v2, WEIGHT_GRADIENT);
+RUNG(day60, conv2d_weight_gradient_v3, WEIGHT_GRADIENT);
+RUNG(day60, conv2d_weight_gradient_v4, WEIGHT_GRADIENT);

@@ -1,11 +1,11 @@
-// What the kernels of v2 to v4 do in their loops: loads by one thread, products and stores by the
+// What the kernels of v4 to v6 do in their loops: loads by one thread, products and stores by the
 // consumers.
 #pragma once
 
 #include "common/cuda/cluster_launch.cuh"  // taught in day 35
 #include "common/cuda/shared_memory.cuh"   // taught in day 15
 #include "common/cuda/store_part.cuh"      // taught in day 56
-#include "days/day60/boxes.cuh"
+#include "days/day60/further/boxes.cuh"
 
 // A tile of BM pixels × BN channels: 128, 192 or 256 pixels. A consumer multiplies GROUPS groups of
 // 64 pixels, so there are two or three consumers.

@@ -7,16 +7,8 @@ import torch
 
 from common.day import Case, figure_as_svg, print_table, seconds
 
-from .convolutions import (
-    by_cudnn,
-    conv2d,
-    cost,
-    data_gradient,
-    data_gradient_inputs,
-    inputs,
-    weight_gradient,
-    weight_gradient_inputs,
-)
+from ..day import by_cudnn, conv2d, cost, inputs
+from .day import data_gradient, data_gradient_inputs, weight_gradient, weight_gradient_inputs
 
 IMAGES = 32
 FILES = ("layers.json", "layers.svg")  # what --write stores of a GPU
@@ -33,12 +25,12 @@ LAYERS = (
     (56, 128, 128, 3, 1),  # not in ResNet-50: the layer that the days time
 )
 DIRECTIONS = {  # inputs, by cuDNN, operators
-    "forward": (inputs, conv2d, ("v1_gathered", "v2_boxes", "v3_clusters", "v4_split")),
-    "data": (data_gradient_inputs, data_gradient, ("data_gradient_v1", "data_gradient_v2")),
+    "forward": (inputs, conv2d, ("v3_additions", "v4_boxes", "v5_clusters", "v6_split")),
+    "data": (data_gradient_inputs, data_gradient, ("data_gradient_v3", "data_gradient_v4")),
     "weight": (
         weight_gradient_inputs,
         weight_gradient,
-        ("weight_gradient_v1", "weight_gradient_v2"),
+        ("weight_gradient_v3", "weight_gradient_v4"),
     ),
 }
 
@@ -58,7 +50,7 @@ def rates(operators, device, direction, layer):
     make, library, names = DIRECTIONS[direction]
     case = case_of(layer)
     arguments = make(case, partial(torch.randn, dtype=torch.bfloat16, device=device))
-    calls = [*(getattr(operators, f"conv2d_{name}") for name in names), by_cudnn(library)]
+    calls = [*(getattr(operators, f"conv2d_{name}") for name in names), partial(by_cudnn, library)]
     return [1e-12 * cost(case).flops / seconds(partial(call, *arguments)) for call in calls]
 
 

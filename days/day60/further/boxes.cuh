@@ -2,7 +2,7 @@
 #pragma once
 
 #include "days/day56/further/tiles.cuh"  // multiply and its constants, taught in day 56
-#include "days/day60/conv.cuh"
+#include "days/day60/further/gather.cuh"
 
 constexpr int MOST_SCALE = 8;  // of TMA: every how many-th element of a box it can take
 constexpr int MOST_BOX = 256;  // elements that a side of a box spans
@@ -50,7 +50,7 @@ __device__ __forceinline__ Pixel corner_of(const Box& box, int index) {
 }
 
 // Moves `at` to the first pixel of the next box. No division, unlike corner_of.
-__device__ __forceinline__ void advance(const Box& box, Pixel& at) {
+__device__ __forceinline__ void next_box(const Box& box, Pixel& at) {
   at.col += box.cols;
   if (at.col < box.across * box.cols) return;
   at.col = 0, at.row += box.rows;

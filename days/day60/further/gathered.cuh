@@ -1,9 +1,9 @@
-// v1's product of two gathered matrices: tiles in shared memory, copied piece by piece.
+// The gradients' v3: products of gathered matrices, whose tiles threads copy 16 bytes at a time.
 #pragma once
 
 #include "common/cuda/mma_tiles.cuh"      // taught in day 26
 #include "common/cuda/shared_memory.cuh"  // taught in day 15
-#include "days/day60/conv.cuh"
+#include "days/day60/further/gather.cuh"
 
 // A block computes 128 × 128 sums, each of its 8 warps 64 × 32. A step takes DEPTH values of the
 // sum's index; both tiles are then 16 KB. Three stages are 96 KB: two blocks per multiprocessor
@@ -29,10 +29,10 @@ struct Copies {
   }
 };
 
-// sums += A · B of one step. A_DEEP, B_DEEP: whether the rows of the tile are the sum's index.
-template <bool A_DEEP, bool B_DEEP>
-__device__ __forceinline__ void multiply_step(float (&sums)[4][4][4], const bf16* a,
-                                              const bf16* b) {
+// sums += A · B of one step. The rows of B's tile are the sum's index; A_DEEP: those of A's, too.
+template <bool A_DEEP>
+__device__ __forceinline__ void multiply_gathered(float (&sums)[4][4][4], const bf16* a,
+                                                  const bf16* b) {
   const int warp = threadIdx.x / 32, m0 = warp / 4 * 64, n0 = warp % 4 * 32;
 #pragma unroll
   for (int k = 0; k < DEPTH; k += 16) {
@@ -46,13 +46,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[4][4][4], const bf16
       }
     }
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      if constexpr (B_DEEP) {
-        tiles::load_b<SIDE>(of_b[j], b, k, n0 + j * 16);
-      } else {
-        tiles::load_b_transposed<DEPTH>(of_b[j], b, n0 + j * 16, k);
-      }
-    }
+    for (int j = 0; j < 2; ++j) tiles::load_b<SIDE>(of_b[j], b, k, n0 + j * 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -64,7 +58,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[4][4][4], const bf16
 }
 
 // All steps. load(a, b): starts the copies of the next step's tiles.
-template <bool A_DEEP, bool B_DEEP, typename Load>
+template <bool A_DEEP, typename Load>
 __device__ __forceinline__ void multiply_steps(float (&sums)[4][4][4], bf16* shared, int steps,
                                                Load load) {
   const auto load_step = [&](int step) {
@@ -78,7 +72,7 @@ __device__ __forceinline__ void multiply_steps(float (&sums)[4][4][4], bf16* sha
     __syncthreads();  // all copies of this step have arrived; all have read the step before
     load_step(step + GATHER_STAGES - 1);
     const bf16* stage = shared + step % GATHER_STAGES * 2 * TILE_ELEMENTS;
-    multiply_step<A_DEEP, B_DEEP>(sums, stage, stage + TILE_ELEMENTS);
+    multiply_gathered<A_DEEP>(sums, stage, stage + TILE_ELEMENTS);
   }
 }
 
