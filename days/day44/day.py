@@ -20,8 +20,7 @@ INTRODUCES = ("RMSNorm", "dynamic tanh")
 SHAPES = [(1, 1), (5, 31), (2, 1025)]
 CHUNKS = [(9, 136), (300, 8), (3, 1000), (0, 8), (4, 0)]  # rows of 16-byte chunks
 LONG = [(2, 8200), (1, 16392), (5, 32768)]  # around the chunks of a thread and of a block
-EPS = 1e-6
-LONG_SUMS = Tolerance(factor=32, why="v1 adds the elements of a row one after the other")
+EPS, WHY = 1e-6, "a lane of v2, and v1 a whole row, adds elements one after the other"
 
 
 def inputs(case, draw):
@@ -47,7 +46,8 @@ SHARED = Rung("rms_norm_v4_shared", "row in shared memory", target=Target(0.96, 
 
 
 def problem(name, rungs, cases, **others):
-    return Problem(name, inputs, reference, rungs, cases, tolerance=LONG_SUMS, **others)
+    sums = Tolerance(factor=64 if NAIVE in rungs else 16, why=WHY)
+    return Problem(name, inputs, reference, rungs, cases, tolerance=sums, **others)
 
 
 def timed(rows, cols, *rungs):
@@ -75,6 +75,6 @@ PROBLEMS = (
     checked("RMSNorm, rows of chunks", (VECTOR, SHARED), *EVEN, *WIDE),
     timed(1 << 19, 1 << 10, NAIVE, WARP, VECTOR, SHARED),
     timed(1 << 17, 1 << 12, WARP, VECTOR, SHARED),
-    timed(1 << 15, 1 << 14, WARP, VECTOR, SHARED),
-    timed(1 << 14, 1 << 15, WARP, VECTOR, SHARED),
+    timed(1 << 15, 1 << 14, VECTOR, SHARED),
+    timed(1 << 14, 1 << 15, VECTOR, SHARED),
 )
