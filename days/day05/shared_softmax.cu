@@ -167,16 +167,16 @@ Tensor softmax_v2_online(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v1: the row stays in registers. Each thread loads its part of the row 16 bytes at a
-// time (4 floats or 8 halves), keeps it until the end, and calls exp once per element. Each warp
-// reduces its own values first, where __syncwarp is enough; one block barrier joins the four warps.
+// v3 against v2: two reductions as in v1, and the row stays in registers. A thread loads two packs
+// of 16 bytes (4 floats or 8 halves each), keeps them until the end, and calls exp once per
+// element. Each warp reduces its own values first, where __syncwarp is enough; one block barrier
+// joins the warps. The block has as many threads as the row needs: 128 for 1024 floats.
 
-constexpr int BLOCK_V3 = 128;
-constexpr int WARPS = BLOCK_V3 / 32;
-constexpr int MAX_PACKS = 8;  // per thread; 128 threads hold a row of 4096 floats or 8192 halves
+constexpr int PACKS = 2;           // per thread
+constexpr int MAX_THREADS = 1024;  // per block: rows of up to 8192 floats or 16,384 halves, 32 KB
 
 // Returns the combination of all threads' values to every thread, which must all call it.
-// shared: (BLOCK_V3,), one number per thread.
+// shared: (blockDim.x,), one number per thread.
 template <typename Op>
 __device__ float block_reduce(float value, float* shared, Op op) {
   const int lane = threadIdx.x % 32, first = threadIdx.x - lane;  // [first, first + 32): my warp
@@ -187,35 +187,31 @@ __device__ float block_reduce(float value, float* shared, Op op) {
     __syncwarp();  // each lane's next write waits for the reads of all 32 lanes
   }
   if (lane == 0) shared[first] = value;
-  __syncthreads();  // all threads wait for the results of the four warps
+  __syncthreads();  // all threads wait for the results of all warps
   value = shared[0];
-  for (int warp = 1; warp < WARPS; ++warp) value = op(value, shared[warp * 32]);
+  for (int next = 32; next < blockDim.x; next += 32) value = op(value, shared[next]);
   return value;
 }
 
-template <typename T, int PACKS>
-__global__ void softmax_v3_registers_kernel(const T* __restrict__ x, T* __restrict__ y,
-                                            int64_t packs) {
+template <typename T>
+__global__ void __launch_bounds__(MAX_THREADS)
+    softmax_v3_registers_kernel(const Pack<T>* __restrict__ x, Pack<T>* __restrict__ y, int packs) {
   constexpr int N = Pack<T>::N;
-  __shared__ float for_max[BLOCK_V3], for_sum[BLOCK_V3];  // two arrays save a barrier between uses
-  const auto* x_row = reinterpret_cast<const Pack<T>*>(x) + blockIdx.x * packs;
-  auto* y_row = reinterpret_cast<Pack<T>*>(y) + blockIdx.x * packs;
+  extern __shared__ float shared[];  // two numbers per thread: one array per reduction
+  const Pack<T>* x_row = x + int64_t{blockIdx.x} * packs;
+  Pack<T>* y_row = y + int64_t{blockIdx.x} * packs;
 
-  float v[PACKS][N];  // this thread's part of the row: packs t, t + 128, t + 256 …
-#pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    const int64_t p = threadIdx.x + k * BLOCK_V3;
-    const bool inside = p < packs;
+  float v[PACKS][N];  // this thread's part of the row: packs t and t + blockDim.x
+  float max = -INFINITY;
+  for (int k = 0, p = threadIdx.x; k < PACKS; ++k, p += blockDim.x) {
     Pack<T> pack;
-    if (inside) pack = x_row[p];
-    for (int i = 0; i < N; ++i) v[k][i] = inside ? static_cast<float>(pack.at[i]) : -INFINITY;
+    if (p < packs) pack = x_row[p];
+    for (int i = 0; i < N; ++i) {
+      v[k][i] = p < packs ? static_cast<float>(pack.at[i]) : -INFINITY;  // exp(-inf) = 0
+      max = fmaxf(max, v[k][i]);
+    }
   }
-
-  float max = -INFINITY;  // -inf beyond the row's end adds nothing to the sum: exp(-inf) = 0
-  for (int k = 0; k < PACKS; ++k) {
-    for (int i = 0; i < N; ++i) max = fmaxf(max, v[k][i]);
-  }
-  max = block_reduce(max, for_max, [](float a, float b) { return fmaxf(a, b); });
+  max = block_reduce(max, shared, [](float a, float b) { return fmaxf(a, b); });
 
   float sum = 0;
   for (int k = 0; k < PACKS; ++k) {
@@ -224,12 +220,10 @@ __global__ void softmax_v3_registers_kernel(const T* __restrict__ x, T* __restri
       sum += v[k][i];
     }
   }
-  sum = block_reduce(sum, for_sum, [](float a, float b) { return a + b; });
+  sum = block_reduce(sum, shared + blockDim.x, [](float a, float b) { return a + b; });
 
   const float scale = 1.0f / sum;
-#pragma unroll
-  for (int k = 0; k < PACKS; ++k) {
-    const int64_t p = threadIdx.x + k * BLOCK_V3;
+  for (int k = 0, p = threadIdx.x; k < PACKS; ++k, p += blockDim.x) {
     Pack<T> pack;
     for (int i = 0; i < N; ++i) pack.at[i] = static_cast<T>(v[k][i] * scale);
     if (p < packs) y_row[p] = pack;
@@ -238,26 +232,21 @@ __global__ void softmax_v3_registers_kernel(const T* __restrict__ x, T* __restri
 
 Tensor softmax_v3_registers(const Tensor& x) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
-  const int64_t rows = x.size(0), cols = x.size(1), row_bytes = cols * x.element_size();
-  // v2 takes the rows that are too long for the registers, and those that 16-byte loads cannot
-  // read: a length of no whole number of packs, or a tensor that is not aligned.
-  const int64_t packs = row_bytes / 16;
-  if (packs > MAX_PACKS * BLOCK_V3 || row_bytes % 16 != 0 || !is_aligned(x, 16)) {
-    fell_back("softmax_v2_online", "a row too long for the registers or without aligned packs");
-    return softmax_v2_online(x);
-  }
   const DeviceGuard guard(x);
   Tensor y = allocate_like(x);
   if (x.numel() == 0) return y;
+  const int64_t rows = x.size(0), row_bytes = x.size(1) * x.element_size();
+  STD_TORCH_CHECK(
+      row_bytes % 16 == 0 && row_bytes <= 16 * PACKS * MAX_THREADS && is_aligned(x, 16),
+      "x: expected aligned rows of whole packs of 16 bytes, at most 32 KB, got rows of ", row_bytes,
+      " bytes; use softmax_v2_online");
+  const int packs = static_cast<int>(row_bytes / 16);
+  const int threads = 32 * ceil_div(packs, 32 * PACKS);  // whole warps
   dispatch_floating(x, [&](auto zero) {
     using T = decltype(zero);
-    // Registers cannot be indexed at run time, so the packs per thread are a template argument.
-    const auto kernel = packs <= 1 * BLOCK_V3   ? softmax_v3_registers_kernel<T, 1>
-                        : packs <= 2 * BLOCK_V3 ? softmax_v3_registers_kernel<T, 2>
-                        : packs <= 4 * BLOCK_V3 ? softmax_v3_registers_kernel<T, 4>
-                                                : softmax_v3_registers_kernel<T, MAX_PACKS>;
-    kernel<<<grid_size(rows, "x"), BLOCK_V3, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y),
-                                                                     packs);
+    softmax_v3_registers_kernel<T>
+        <<<grid_size(rows, "x"), threads, 2 * threads * sizeof(float), current_stream(x)>>>(
+            data<Pack<T>>(x), mutable_data<Pack<T>>(y), packs);
   });
   check_launch("softmax_v3_registers");
   return y;

@@ -1,38 +1,17 @@
-"""RMSNorm, L1 and L2, forward and backward: cases, rungs, sizes."""
+"""RMSNorm of any row, L1 and L2, forward and backward: cases, rungs, sizes."""
 
 import torch
 from torch.nn.functional import normalize
 
-from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, Tolerance, grid, streamed
+from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid, streamed
 
-# Around the lanes of a warp, the packs of a thread and of a block, and the limits of each rung.
-SHAPES = [(1, 1), (5, 31), (9, 136), (300, 8), (3, 1000), (2, 1025), (0, 8), (4, 0)]
-LONG = [(2, 8200), (1, 16392), (5, 32768), (1, 40008), (2, 65536), (1, 70000), (1, 262152)]
-EPS = 1e-6
-LONG_SUMS = Tolerance(factor=16, why="v1 adds a row in runs of 128 terms, one after the other")
+from ..day import CHUNKS, EPS, EVEN, ODD, SHAPES, WIDE, checked, timed
 
-NAIVE = Rung("rms_norm_v1_naive", "one thread per row")
-WARP = Rung("rms_norm_v2_warp", "one warp per row")
-VECTOR = Rung("rms_norm_v3_vectorised", "row in a block's registers")
-SHARED = Rung("rms_norm_v4_shared", "row in shared memory")
+LONGER = [(1, 40008), (2, 65536), (1, 70000), (1, 262152)]
+
+ANY_ROW = Rung("rms_norm_any_row", "row in registers, the rest read again")
 BULK = Rung("rms_norm_v5_bulk", "bulk copies, clusters above 64 KB")
 CHOSEN = Rung("rms_norm_v6_chosen", "the best for the shape", target=Target(0.96, "copy"))
-
-
-def rms_inputs(case, draw):
-    return draw(*case.shape), draw(case.shape[1], low=0.5, high=1.5), EPS
-
-
-def rms_norm(x, weight, eps):
-    wide = torch.promote_types(x.dtype, torch.float32)
-    scale = (x.to(wide).square().mean(1) + eps).rsqrt()
-    return (x.to(wide) * scale[:, None] * weight.to(wide)).to(x.dtype), scale
-
-
-def fused_rms_norm(x, weight, eps):
-    """What F.rms_norm calls; it returns the factors too, for the backward pass."""
-    y, scale = torch.ops.aten._fused_rms_norm(x, [x.shape[1]], weight, eps)
-    return y, scale[:, 0]
 
 
 def unit(p):
@@ -126,38 +105,6 @@ def three_tensors(case):
     return Cost(bytes=3 * rows * cols * case.itemsize, flops=9 * rows * cols)
 
 
-any_shape = Problem(
-    name="RMSNorm, any shape",
-    inputs=rms_inputs,
-    reference=rms_norm,
-    rungs=(NAIVE, WARP, VECTOR, SHARED, BULK, CHOSEN),
-    cases=(
-        *grid(SHAPES, FLOATS),
-        *grid(LONG, ["bfloat16"]),
-        *grid([(2, 4104), (3, 16384)], ["float32"]),
-        *grid([(8, 304), (8, 301)], FLOATS, values="nonfinite"),
-    ),
-    timed=False,
-    tolerance=LONG_SUMS,
-)
-
-
-def timed(rows, cols, *rungs):
-    return Problem(
-        name=f"RMSNorm, {cols} columns",
-        inputs=rms_inputs,
-        reference=rms_norm,
-        rungs=(*rungs, CHOSEN),
-        cases=(Case((3, 520), "bfloat16"),),  # this size is compared after it was timed
-        bench=Case((rows, cols), "bfloat16"),
-        bench_cpu=Case((1, cols), "bfloat16"),
-        cost=streamed(2, 4),
-        pytorch=fused_rms_norm,
-        libraries=(COMPILE,),
-        tolerance=LONG_SUMS,
-    )
-
-
 def unit_problem(name, p):
     return Problem(
         name=f"{name} norm",
@@ -165,7 +112,7 @@ def unit_problem(name, p):
         reference=unit(p),
         rungs=(Rung(f"{name.lower()}_norm", "as RMSNorm's v6", target=Target(0.96, "copy")),),
         cases=(
-            *grid(SHAPES, FLOATS),
+            *grid([*SHAPES, *CHUNKS], FLOATS),
             *grid([(2, 4104)], ["float32"]),
             *grid([(1, 16392), (1, 65536)], ["bfloat16"]),
             *grid([(8, 304)], FLOATS, values="nonfinite"),
@@ -223,12 +170,17 @@ backward = Problem(
 )
 
 problems = (
-    any_shape,
-    timed(1 << 19, 1 << 10, NAIVE, WARP, VECTOR),  # 1 GiB, as the copy that it is compared with
-    timed(1 << 17, 1 << 12, WARP, VECTOR, SHARED, BULK),
-    timed(1 << 15, 1 << 14, VECTOR, SHARED, BULK),
-    timed(1 << 14, 1 << 15, VECTOR, SHARED, BULK),
-    timed(1 << 13, 1 << 16, WARP, VECTOR, BULK),
+    checked(
+        "RMSNorm, every row",
+        (ANY_ROW, BULK, CHOSEN),
+        *(*grid(SHAPES, FLOATS), *EVEN, *ODD, *WIDE),
+        *grid(LONGER, ["bfloat16"]),
+    ),
+    timed(1 << 19, 1 << 10, CHOSEN),
+    timed(1 << 17, 1 << 12, BULK, CHOSEN),
+    timed(1 << 15, 1 << 14, BULK, CHOSEN),
+    timed(1 << 14, 1 << 15, BULK, CHOSEN),
+    timed(1 << 13, 1 << 16, ANY_ROW, BULK, CHOSEN),
     unit_problem("L1", 1),
     unit_problem("L2", 2),
     backward,

@@ -13,13 +13,13 @@
 //   v3 approximate  tanh in one instruction where the result has 16 bits
 //   backward        as v2, and gw, gb and galpha are summed in registers over many rows
 //
-// Run: python run_day.py 44
+// Run: python run_day.py 44 --further
 
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
-#include "days/day44/column_sums.cuh"
-#include "days/day44/rows.cuh"
+#include "days/day44/further/column_sums.cuh"
+#include "days/day44/further/rows.cuh"
 
 #include <algorithm>
 #include <tuple>
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(BLOCK)
     sums[0][group][i][lane] = mine[0][i];
     sums[1][group][i][lane] = mine[1][i];
   }
-  of_alpha = block_sum(of_alpha, of_warps);  // its barrier: all sums are written
+  of_alpha = sum_of_block(of_alpha, of_warps);  // its barrier: all sums are written
   for (int i = group; i < N && c < chunks; i += GROUPS) {
     float total[2] = {};
     for (int g = 0; g < GROUPS; ++g) {

@@ -63,7 +63,7 @@ constexpr int MAX_BLOCK = 1024;
 // The sum over a block, in all its threads, in the same order in every warp. `sums` has a place for
 // each warp. All threads of the block must call it; before `sums` is written again, they must have
 // passed another barrier.
-__device__ inline float block_sum(float value, float* sums) {
+__device__ inline float sum_of_block(float value, float* sums) {
   const int lane = threadIdx.x % 32;
   value = warp_sum(value);
   if (lane == 0) sums[threadIdx.x / 32] = value;

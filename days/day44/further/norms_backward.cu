@@ -12,7 +12,7 @@
 //   v2 one_pass     a block takes many rows, and its threads keep gw of their columns in registers
 //   v3 pipelined    the next rows are copied to shared memory while this one is computed
 //
-// Run: python run_day.py 44
+// Run: python run_day.py 44 --further
 
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/capability.cuh"       // taught in day 24
@@ -20,8 +20,8 @@
 #include "common/cuda/ptx.cuh"              // cp.async: day 20
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
-#include "days/day44/column_sums.cuh"
-#include "days/day44/rows.cuh"
+#include "days/day44/further/column_sums.cuh"
+#include "days/day44/further/rows.cuh"
 
 #include <algorithm>
 #include <tuple>
@@ -111,19 +111,20 @@ __global__ void __launch_bounds__(BLOCK) norm_gx_kernel(Backward<T, N> b) {
   const int64_t row = blockIdx.x;
   const Chunk<T, N>*gy = b.gy + row * b.chunks, *x = b.x + row * b.chunks;
   const auto weight = [&](int64_t c) {
-    if constexpr (Norm::WEIGHTED) return b.weight[c];
+    if constexpr (Norm::WEIGHTED) return load_whole(b.weight + c);
     return Chunk<T, N>{};
   };
   float sum = 0;
 #pragma unroll 4
   for (int64_t c = threadIdx.x; c < b.chunks; c += blockDim.x) {
-    sum = dot<Norm>(sum, gy[c], x[c], weight(c));
+    sum = dot<Norm>(sum, load_whole(gy + c), load_whole(x + c), weight(c));
   }
   const float s = b.scale[row];
-  const float pull = Norm::pull(block_sum(sum, sums), s, b.cols(), b.eps);
+  const float pull = Norm::pull(sum_of_block(sum, sums), s, b.cols(), b.eps);
 #pragma unroll 4
   for (int64_t c = threadIdx.x; c < b.chunks; c += blockDim.x) {
-    b.gx[row * b.chunks + c] = gradient<Norm>(gy[c], x[c], weight(c), s, pull);
+    b.gx[row * b.chunks + c] =
+        gradient<Norm>(load_whole(gy + c), load_whole(x + c), weight(c), s, pull);
   }
 }
 
@@ -221,7 +222,7 @@ struct Columns {
         gw[k][i] += static_cast<float>(from_gy.at[i]) * static_cast<float>(from_x.at[i]) * s;
       }
     });
-    const float pull = Rms::pull(block_sum(sum, sums), s, b.cols(), b.eps);
+    const float pull = Rms::pull(sum_of_block(sum, sums), s, b.cols(), b.eps);
     each([&](int k, int c) {
       b.gx[row * b.chunks + c] = gradient<Rms>(gy(k), x(k), weight[k].chunk(), s, pull);
     });
