@@ -62,6 +62,17 @@ def share(text):
     return value
 
 
+def decay(text):
+    """Return a number from 0 to 100 for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {value}")
+    return value
+
+
 def arguments(words):
     """Return the options, with `plan` and `done`, the steps that the checkpoint has. Exits with
     code 2, naming the argument, before anything is built."""
@@ -81,7 +92,7 @@ def arguments(words):
     add("--positions", type=number(1, 256), help="characters per sequence (default: 256)")
     add("--batch", type=number(1, 65535), help=f"sequences per step (default: {Plan.batch})")
     add("--rate", type=share, help=f"the highest learning rate (default: {Plan.rate})")
-    add("--decay", type=share, help=f"of the weights, by AdamW (default: {Plan.decay})")
+    add("--decay", type=decay, help=f"of the weights, by AdamW (default: {Plan.decay})")
     add("--seed", type=number(0, 2**63 - 1), help=f"(default: {Plan.seed})")
     add("--save", metavar="FILE", help="of a new training: gpt.checkpoint; of one that goes on: "
         "the file of --resume")  # fmt: skip
