@@ -26,7 +26,7 @@ FILES = ("training.json", "training.svg")
 RUNGS = ("train_step_v1_separate", "train_step_v2_fused", "train_step_v3_epilogues")
 FURTHER = 4.0  # times PyTorch's distance from float64 that ours may have
 AWAY = 0.01  # how far the mean of a tenth of all losses may be from PyTorch's, as a share of it
-ON_CPU = Plan(layers=1, heads=1, positions=16, batch=4, steps=30, rate=4e-3, warmup=3)
+ON_CPU = Plan(1, 1, positions=16, batch=4, steps=30, rate=4e-3, decay=DECAY, warmup=3)
 ON_GPU = Plan()
 BESIDE = Plan(steps=300)  # on a GPU, trained by PyTorch too
 
@@ -88,7 +88,7 @@ def train_by_pytorch(plan, operators, device, steps):
     training = Training(operators, plan, device)  # for its batches
     masters, m, v = training.masters, training.exp_avg, training.exp_avg_sq
     steps_taken = new_counters(len(training.model.shapes()), device)
-    optimise, losses = fused_adamw(BETAS, EPS, DECAY, steps_taken), []
+    optimise, losses = fused_adamw(BETAS, EPS, plan.decay, steps_taken), []
     for t in range(steps):
         training.step.fill_(t)
         operators.draw_batch(training.text, training.step, training.tokens, plan.seed)
@@ -186,7 +186,7 @@ def print_rates(operators, device):
     captured = Training(operators, plan, device)
     captured.run(2)
     steps_taken = new_counters(len(training.model.shapes()), device)
-    optimise = fused_adamw(BETAS, EPS, DECAY, steps_taken)
+    optimise = fused_adamw(BETAS, EPS, plan.decay, steps_taken)
 
     def eager():
         train_eagerly(
