@@ -8,7 +8,7 @@
 #include "days/day56/further/persistent.cuh"  // taught in day 56
 #include "days/day83/elements.cuh"
 
-constexpr int STAGES = 4, GROUP_OF_TILES = 8;  // as day 56's v6
+constexpr int STAGES = 4, GROUP_OF_TILES = 8;  // as day 56's v5
 constexpr int HALVES = 2;                      // of a tile: 64 rows each
 
 // A tile has COLUMNS parts of 64 columns. With 3, it belongs to one consumer, and the other one has

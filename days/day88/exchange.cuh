@@ -4,7 +4,7 @@
 #include "days/day56/further/persistent.cuh"  // taught in day 56
 #include "days/day87/meeting.cuh"             // taught in day 87
 
-constexpr int STAGES = 4, GROUP = 8;  // as day 56's v6
+constexpr int STAGES = 4, GROUP = 8;  // as day 56's v5
 constexpr int HALVES = 2, PARTS = 3;  // of a tile: 64 rows each, 64 columns each
 constexpr int TILE_ROWS = HALVES * ROWS, TILE_COLS = PARTS * PART, TILE = TILE_ROWS * TILE_COLS;
 
