@@ -69,7 +69,7 @@ def differs(outcome: DayOutcome, day: Day | None) -> str:
 def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
     """Store a run's days and regenerate the files that depend on them; return messages.
 
-    A failed day keeps its old results. For a run on the CPU backend, only the files of `show` are
+    A failed day keeps its old results. Of a run on the CPU backend, only the files of `show` are
     stored. Nothing is written unless all of it can be made. Raise ResultsError if it cannot, or a
     file cannot be written.
     """
@@ -93,7 +93,7 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
             path = _folder(root, outcome.number) / name
             new[path], files[path] = one, to_text(one)
     elif not made:
-        raise ResultsError("nothing is stored: the run was on the CPU backend, not on a GPU")
+        said.append("no times are stored: the run was on the CPU backend, not on a GPU")
     generated = markdown.generated(root, _by_day(_read_files(root) | new), read_scores(root))
     for path, text in files.items():
         write_atomically(path, text)
