@@ -139,7 +139,7 @@ def table() -> str:
     """The README of common/cuda/ptx."""
     proofs = [json.loads(path.read_text()) for path in sorted(PROVEN.glob("*.json"))]
     days = {
-        folder.name[3:]: set().union(*(used_by(file) for file in folder.glob("*.cu*")))
+        folder.name[3:]: set().union(*(used_by(file) for file in folder.rglob("*.cu*")))
         for folder in sorted(DAYS.glob("day*"))
     }
     rows = ["| wrapper | PTX | since | equal | proven | days |", "|---|---|---|---|---|---|"]
