@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -354,7 +355,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_loaded(
     def loads(*_: object) -> None:
         raise AssertionError("something was loaded")
 
-    for name in ("trained", "from_checkpoint", "read_weights", "operators_of", "detect"):
+    for name in ("from_checkpoint", "read_weights", "operators_of", "detect"):
         monkeypatch.setattr(generate, name, loads)
     with pytest.raises(SystemExit) as ended:
         generate.main(words)
@@ -363,18 +364,21 @@ def test_a_wrong_argument_is_refused_before_anything_is_loaded(
     assert written.err.count("\n") == 1 and f"days.day100.generate: {said}" in written.err
 
 
-def test_the_small_model_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    class Trained(generate.training.Training):
-        def run(self, steps: int, every: int = 0) -> list[tuple[int, float]]:
-            made.append(steps)
-            return [(steps, 3.0)]
-
-    rungs = SimpleNamespace(train_step_v2_fused=None, train_step_v3_epilogues=None)
-    monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path))
-    monkeypatch.setattr(generate, "operators_of", lambda *_: (rungs, "cpu"))
-    monkeypatch.setattr(generate.training, "Training", Trained)
-    first, second = generate.trained("cpu"), generate.trained("cpu")
-    assert len(made) == 1
-    assert all(map(torch.equal, first.tensors, second.tensors))
+def test_without_a_model_the_repositorys_speaks_unless_the_folder_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = generate.default_model()
+    assert small.stat().st_size < 4e6
+    weights = generate.model_at(small)[1]("cpu")
+    layers, heads, _, words, positions = weights.shape
+    assert (layers, heads, words, positions) == (4, 3, 65, 256)
+    # It has learned: the next character of its text is likelier than that of a model of chance.
+    text = generate.training.tokens_of(generate.training.characters()[0][-257:]).long()
+    cache = weights.new_cache().double()
+    logits = model.prefill(*(t.double() for t in weights.tensors), cache, text[:-1])
+    assert F.cross_entropy(logits[None], text[-1:]) < 4.17  # log(65)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "gpt.best.checkpoint").write_bytes(small.read_bytes())
+    assert generate.default_model() == Path("gpt.best.checkpoint")
+    assert "gpt.best.checkpoint" in capsys.readouterr().err
