@@ -109,7 +109,7 @@ def generated(
         text = replaced(front, text, "recorded", recorded_block(stored))
         files[front] = replaced(front, text, "curriculum", curriculum_block(days, stored))
         if RECORDED in stored:
-            lines = run_lines(stored[RECORDED][0])
+            lines = run_lines(stored[RECORDED][0].main)
             files[root / RECORDING] = recording(f"python run_day.py {RECORDED}", lines)
         if chart := climb(days, first_results(stored)):
             files[root / CHART] = chart
