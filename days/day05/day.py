@@ -13,7 +13,7 @@ import torch
 from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, grid, one_tensor, streamed
 
 TITLE = "Softmax in shared memory"
-TEACHES = "Shared memory, barriers, tree reduction, and the online softmax, which saves a pass"
+TEACHES = "Shared memory, barriers, tree reduction, and the online softmax"
 TOPICS = ("softmax", "reduction", "shared memory", "numerics")
 SOURCE = "shared_softmax.cu"
 INTRODUCES = (
