@@ -5,7 +5,7 @@
 #include "common/cuda/mma_tiles.cuh"
 #include "common/cuda/ptx.cuh"
 
-// A part is 64 × 64 elements, in the swizzle of 128 bytes: the box of the tensor map to store to.
+// A part is 64 × 64 elements, in the 128-byte swizzle: the box of the tensor map to store to.
 constexpr int PART = 64, PART_BYTES = PART * 128;
 
 // Store 64 columns of a warpgroup's 64 rows, sums[0 … 31] of each thread as wgmma leaves them. All

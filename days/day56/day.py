@@ -1,4 +1,4 @@
-"""Day 56: matrix products at Hopper's full rate: wgmma, roles, ping-pong."""
+"""Day 56: matrix products with wgmma, roles of warps, ping-pong."""
 
 if __name__ == "__main__":  # python days/day56/day.py: build, call, compare with PyTorch
     import sys
@@ -25,10 +25,11 @@ RUNGS = (
     Rung("gemm_v4_persistent", "one block per multiprocessor"),
     Rung("gemm_v5_ping_pong", "consumers take turns"),
 )
-# (M, N, K): whole tiles of 128 × 192; less than one; odd sizes; more tiles than blocks; no element
+# (M, N, K): whole tiles of 128 × 192; less than one; odd sizes; long sums; 266 tiles, which are
+# three for some of an H200's 132 blocks, so that consumers take turns; no element
 SHAPES = [
     *((128, 192, 64), (256, 384, 128), (8, 8, 8), (1, 8, 16), (200, 264, 72), (333, 520, 200)),
-    *((70, 200, 1600), (300, 8, 2056), (0, 16, 8), (16, 0, 8)),
+    *((70, 200, 1600), (300, 8, 2056), (8, 50944, 72), (0, 16, 8), (16, 0, 8)),
 ]
 
 

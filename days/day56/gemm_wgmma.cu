@@ -1,4 +1,4 @@
-// Day 56: matrix products at Hopper's full rate
+// Day 56: matrix products with wgmma, roles of warps, ping-pong
 //
 //   C = A · Bᵀ     A: (M, K), B: (N, K), C: (M, N); bf16, sums in fp32
 //
@@ -7,8 +7,8 @@
 //
 //   v1 wgmma       TMA loads the tiles of a step, then both warpgroups multiply them
 //   v2 pipeline    four stages: TMA loads the tiles of the next three steps meanwhile
-//   v3 warp_roles  one thread only loads, two warpgroups only multiply: no barrier of all per step
-//   v4 persistent  one block per multiprocessor: it loads for its next tile while it stores C
+//   v3 warp_roles  a warpgroup only loads, two only multiply: no barrier of all per step
+//   v4 persistent  one block per multiprocessor: loads for its next tile start before it stores C
 //   v5 ping_pong   a warpgroup has a tile alone: one stores its tile while the other multiplies
 //
 // Run: python run_day.py 56
@@ -18,7 +18,7 @@
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
 #include "common/cuda/ptx.cuh"              // wgmma: taught here; TMA and mbarriers: day 55
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
-#include "common/cuda/store_part.cuh"       // taught here
+#include "common/cuda/store_part.cuh"       // taught here: the epilogue, README
 #include "common/cuda/tile_order.cuh"       // taught in day 54
 
 using bf16 = __nv_bfloat16;
@@ -32,7 +32,7 @@ constexpr int A_BYTES = BM * ROW;          // a stage: a tile of A, (BM, BK), �
 constexpr int STAGE = (BM + BN) * ROW;     // … and one of B, (BN, BK): 40 KB
 constexpr int STAGES = 4;                  // v1 uses one of them
 constexpr int BUFFERS = 2 * PART_BYTES;    // through which a warpgroup stores C, two parts of it
-constexpr int TURN = 3;  // at named barrier TURN + c consumer c waits for its turn
+constexpr int TURN = 3;  // + c: consumer c's named barrier; 0 is __syncthreads, 1 + c for its store
 constexpr int SHARED = STAGES * STAGE + 2 * BUFFERS + TILE_ALIGNMENT;
 
 struct Product {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void init(uint64_t* barriers, int count, int arrivals
   ptx::fence_mbarrier_init();
 }
 
-// One thread starts the loads of step `step` of the tile at `at`, and announces their bytes.
+// One thread expects the bytes of step `step` of the tile at `at`, and starts the loads.
 __device__ __forceinline__ void load(char* stage, const Product& p, const Corner& at, int step,
                                      uint64_t* full) {
   ptx::mbarrier_arrive_expect_bytes(full, STAGE);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store(const float (&sums)[BN / 2], char* buffers
 
 Tensor launch(const Tensor& a, const Tensor& b, void (*kernel)(Product), int warpgroups,
               bool persistent = false) {
-  check(a, "a").on_gpu().dtype({ScalarType::BFloat16}).rank(2);  // matrix_map checks the strides
+  check(a, "a").on_gpu().dtype({ScalarType::BFloat16}).rank(2);  // matrix_map: strides, and K > 0
   check(b, "b").on_gpu().dtype({ScalarType::BFloat16}).rank(2).size(1, a.size(1));
   check(b, "b").same_device(a, "a");
   const int64_t M = a.size(0), N = b.size(0), K = a.size(1);
@@ -184,7 +184,7 @@ Tensor gemm_v2_pipeline(const Tensor& a, const Tensor& b) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v3 against v2: warps have roles. One thread of the first warpgroup, the producer, starts all
+// v3 against v2: warps have roles. Warpgroup 0 is the producer: one of its threads starts all
 // loads. The other two warpgroups, the consumers, only multiply. They meet at mbarriers alone:
 //   full[s]    the tiles of stage s have arrived     1 arrival, and their bytes
 //   empty[s]   the products have read stage s        1 arrival per warp of the consumers
@@ -235,7 +235,7 @@ Tensor gemm_v3_warp_roles(const Tensor& a, const Tensor& b) {
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v3: one block per multiprocessor computes tile after tile. Its steps are numbered
-// through all tiles, so the producer loads for the next tile while the consumers store this one.
+// through all tiles: four loads for the next one start before the consumers store this one.
 
 __device__ __forceinline__ void produce(const Product& p, char* stages, uint64_t* full,
                                         uint64_t* empty) {
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
       if (step > 0) release(&empty[(before + step - 1) % STAGES]);
     }
     ptx::wgmma_wait<0>(sums);
-    release(&empty[(before + steps - 1) % STAGES]);  // before the store: the producer goes on
+    release(&empty[(before + steps - 1) % STAGES]);  // steps > 0; the producer goes on
     store(sums, buffers, stored, 1 + consumer, p.c, at.m + consumer * ROWS, at.n);
   }
   ptx::bulk_wait_read<0>();
@@ -292,8 +292,8 @@ Tensor gemm_v4_persistent(const Tensor& a, const Tensor& b) {
 
 // ---------------------------------------------------------------------------------------------
 // v5 against v4: consumers take turns (ping-pong). Consumer c, 0 or 1, has all rows of the block's
-// tiles c, c + 2, … and stores its tile while the other one multiplies. 192 sums per thread do not
-// fit into 168 registers (65,536 / 384): the producer's warpgroup gives up 144 per thread.
+// tiles c, c + 2, … and stores its tile while the other one multiplies. 192 sums do not fit into
+// 168 registers (65,536 / 384, in eights): the producer gives up 144 per thread.
 
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     gemm_v5_ping_pong_kernel(const __grid_constant__ Product p) {
