@@ -151,9 +151,9 @@ std::tuple<Tensor, Tensor> sort_v1_odd_even(const Tensor& x) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// v2 against v1: tiles are sorted by merges, too, where no element searches its place. The output of
-// a level is cut into parts of PER_THREAD elements, one per thread. One search per part finds its
-// co-rank: how many of the elements before the part come from the left run. So the thread knows
+// v2 against v1: tiles are sorted by merges, too, where no element searches its place. The output
+// of a level is cut into parts of PER_THREAD elements, one per thread. One search per part finds
+// its co-rank: how many of the elements before the part come from the left run. So the thread knows
 // where both runs go on, and merges one element after the other.
 
 constexpr int BLOCK = 256;
