@@ -91,9 +91,8 @@ def built(plan, weights, device):
     metadata = {"positions": plan.positions, "words": sizes.words, "characters": vocabulary}
     metadata = {name: str(value) for name, value in metadata.items()}
     parts = [str(torch.ops.day86.gpt_logits.default._schema), digest([weights.hex()])]
-    package = package_of(
-        "gpt", export(model), device, metadata, ["build.py", "gpt.py"], str(sizes), *parts
-    )
+    files = ["build.py", "gpt.py"]
+    package = package_of("gpt", lambda: export(model), device, metadata, files, str(sizes), *parts)
     library = operators_without_python(86, device)
     program = program_of("write", device)
     saved = io.BytesIO()

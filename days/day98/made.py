@@ -87,15 +87,16 @@ def compile_package(exported, path, metadata):
         )
 
 
-def package_of(name, exported, device, metadata, files, *parts):
-    """Return the .pt2, after compiling it if it is missing. files, parts: what it depends on."""
+def package_of(name, export, device, metadata, files, *parts):
+    """Return the .pt2, after compiling what `export` returns if it is missing. files, parts: all
+    that it depends on."""
     words = [word for item in metadata.items() for word in item]
     made = entry(name, device, f"{name}.pt2", ["made.py", *files], *words, *parts)
 
     def make(directory):
         if device.type == "cuda":
             link_with_driver(directory)
-        compile_package(exported, directory / made.product, metadata)
+        compile_package(export(), directory / made.product, metadata)
 
     cached(made, make)
     with zipfile.ZipFile(made.path) as package:

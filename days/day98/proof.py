@@ -219,7 +219,7 @@ def show(operators, device):
     print_wrong_fakes(device)
     metadata = {"width": str(WIDTH), "most": str(MOST)}
     files = ["model.py", "package.py", "deploy.cu"]
-    package = package_of("layer", exported, device, metadata, files)
+    package = package_of("layer", lambda: exported, device, metadata, files)
     print_python(package, model, device)
     program, library = program_of("serve", device), operators_without_python(98, device)
     with tempfile.TemporaryDirectory() as name:

@@ -43,6 +43,12 @@ def model(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def output(command: list[object], folder: Path, **environment: str) -> str:
+    """Return the output of a command that must succeed in this folder and environment."""
+    words = [str(word) for word in command]
+    return progress.run(words, cwd=folder, env=environment, check=True).stdout
+
+
 def most_likely(trained: Any) -> str:
     """Return the prompt and COUNT characters after it, by the operator itself."""
     known = training.characters()[1]
@@ -69,28 +75,21 @@ def test_each_file_writes_the_same_text(trained: Any, model: Path, tmp_path: Pat
 
     files = [dist / name for name in ("write", "gpt.pt2", "operators.so")]
     expected = most_likely(trained) + "\n"
-    written = progress.run([*files, PROMPT, COUNT, 0], env={}, cwd=tmp_path, check=True)
-    assert written.stdout == expected
-    drawn = [
-        progress.run([*files, PROMPT, COUNT, 1, seed], env={}, cwd=tmp_path, check=True).stdout
-        for seed in (1, 1, 2)
-    ]
+    assert output([*files, PROMPT, COUNT, 0], tmp_path) == expected
+    drawn = [output([*files, PROMPT, COUNT, 1, seed], tmp_path) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
-    install = [sys.executable, "-m", "pip", "install", *made.OFFLINE, "--target", site, wheel]
-    progress.run(install, cwd=tmp_path, check=True)
-    alone = {"PYTHONPATH": str(site)}
-    words = [PROMPT, "--tokens", COUNT, "--temperature", 0]
+    output([sys.executable, "-m", "pip", "install", *made.OFFLINE, "--target", site, wheel], ROOT)
     program = [sys.executable, "-m", "hundred_days_gpt"]
-    written = progress.run([*program, *words], env=alone, cwd=tmp_path, check=True)
-    assert written.stdout == expected
-    refused = progress.run([*program, "é"], env=alone, cwd=tmp_path)
+    words = [PROMPT, "--tokens", COUNT, "--temperature", 0]
+    assert output([*program, *words], tmp_path, PYTHONPATH=str(site)) == expected
+    refused = progress.run([*program, "é"], env={"PYTHONPATH": str(site)}, cwd=tmp_path)
     assert refused.returncode == 2 and "prompt: 'é' is no character of" in refused.stderr
 
     tokens = torch.randint(len(training.characters()[1]), (3, 5))
     torch.save(tokens, tmp_path / "tokens.pt")
     client = [sys.executable, "-c", CLIENT, tmp_path / "tokens.pt", tmp_path / "logits.pt"]
-    progress.run(client, env=alone, cwd=tmp_path, check=True)
+    output(client, tmp_path, PYTHONPATH=str(site))
     logits = trained.logits(tokens)
     assert torch.equal(torch.load(tmp_path / "logits.pt"), logits)
     package = torch._inductor.aoti_load_package(str(dist / "gpt.pt2"))
