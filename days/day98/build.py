@@ -1,8 +1,8 @@
 """Deploys day 86's GPT of characters: python -m days.day98.build --out dist/
 
-Leaves in the folder: gpt.pt2 and operators.so; write, a C++ program that writes text by these two;
-and a wheel, which needs PyTorch alone. All is for this kind of device, and for this version of
-PyTorch where it is no wheel. What has not changed is not built again.
+Writes into the folder: gpt.pt2 and operators.so; write, a C++ program that writes text with these
+two; and a wheel, which needs PyTorch alone. The files are for this kind of device; gpt.pt2 and
+write are also for this version of PyTorch. A file is built again only after a change.
 """
 
 import argparse
