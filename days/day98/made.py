@@ -16,7 +16,6 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from torch.utils import cpp_extension
 
 from common.base.cache import Entry, cached, digest
 from common.base.toolchain import detect
@@ -44,11 +43,18 @@ def succeed(*command):
     return text, seconds
 
 
+def torch_libraries():
+    """Return the folders of PyTorch's libraries."""
+    from torch.utils import cpp_extension  # it imports setuptools, which changes sys.path
+
+    return cpp_extension.library_paths()
+
+
 def entry(kind, device, product, files, *parts):
     """Return a place in the cache, of this PyTorch in this place: a program looks for its libraries
     where they were when it was linked, and a new virtual environment is in another place."""
     card = torch.cuda.get_device_name() if device.type == "cuda" else ""
-    words = [torch.__version__, *cpp_extension.library_paths(), device.type, card, *parts]
+    words = [torch.__version__, *torch_libraries(), device.type, card, *parts]
     key = digest(words, [HERE / name for name in files])
     return Entry(f"day98-{kind}-{device.type}", key, product)
 
@@ -152,7 +158,7 @@ def operators_without_python(number, device):
     made = entry("operators", device, "operators.so", ["made.py"], str(library), str(runtime))
 
     def make(directory):
-        words = [f"-L{path}" for path in cpp_extension.library_paths()]
+        words = [f"-L{path}" for path in torch_libraries()]
         words += ["-lc10", "-ltorch_cpu", "-ltorch"]
         if on_gpu:
             words += ["-lc10_cuda", "-ltorch_cuda", runtime]
