@@ -25,7 +25,10 @@ TITLE = "Deployment"
 TEACHES = "torch.export, AOTInductor with an operator of ours, a C++ program that loads it, a wheel"
 TOPICS = ("deployment", "torch.export", "AOTInductor", "C++", "wheel", "RMSNorm", "stable ABI")
 SOURCE = "deploy.cu"
-EXTRA_SOURCES = ("model.py", "proof.py", "package.py", "setup.py", "serve.cpp")
+EXTRA_SOURCES = (
+    "model.py", "package.py", "made.py", "proof.py", "serve.cpp", "program.h", "setup.py",
+    "build.py", "gpt.py", "write.cpp",
+)  # fmt: skip
 INTRODUCES = ("AOTInductor", "wheel")
 
 EPS = 1e-6

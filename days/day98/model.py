@@ -1,6 +1,4 @@
-"""The model of day 98, its export and its compilation."""
-
-import warnings
+"""The model of day 98 and its export."""
 
 import torch
 from torch import nn
@@ -41,18 +39,3 @@ def export(model, device):
     """A graph of operators, for any batch of 1 to MOST rows."""
     rows = torch.export.Dim("rows", min=1, max=MOST)
     return torch.export.export(model, (batch(EXAMPLE, device),), dynamic_shapes={"u": {0: rows}})
-
-
-def compile_package(exported, path):
-    """Writes the .pt2. Its metadata tells a program in C++ what it may pass."""
-    settings = {
-        "aot_inductor.metadata": {"width": str(WIDTH), "most": str(MOST)},
-        # Of the code that calls the kernels; compiling it takes longest.
-        "aot_inductor.compile_wrapper_opt_level": "O0",
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's, about its own code
-        warnings.filterwarnings("ignore", "TensorFloat32")  # the package computes in fp32
-        torch._inductor.aoti_compile_and_package(
-            exported, package_path=str(path), inductor_configs=settings
-        )

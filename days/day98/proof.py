@@ -1,52 +1,35 @@
 """From the operators of day 98 to a program in C++ and a wheel, each step checked."""
 
-import importlib.metadata
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
-import zipfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch.library import opcheck
-from torch.utils import cpp_extension
 
-from common.base.cache import Entry, cached, digest
 from common.bench.showing import seconds_in_turn
 from common.build.library import use_compilers
 from common.day import print_table
 
-from .model import HIDDEN, MOST, WIDTH, batch, compile_package, export, layer
+from .made import (
+    OFFLINE,
+    missing_tool,
+    operators_without_python,
+    package_of,
+    program_of,
+    run,
+    succeed,
+    wheel_of,
+)
+from .model import HIDDEN, MOST, WIDTH, batch, export, layer
 from .package import NAMES, register
 
-HERE = Path(__file__).parent
 PACKAGE = "hundred_days_day98"
 START = 7  # rows of the batch with which processes are timed from their start
 ROWS = (1, 2, START, 300, MOST)
-LIMIT = 120.0  # seconds that a process may take
 WIDE = 118  # characters of a line
-
-
-def run(*command):
-    """Output, last line of the errors, exit code and seconds of a process."""
-    started = time.monotonic()
-    words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, cwd="/")
-    errors = [line for line in done.stderr.splitlines() if line.strip()] or [""]
-    return done.stdout, errors, done.returncode, time.monotonic() - started
-
-
-def succeed(*command):
-    """The same of a process that must succeed: output and seconds."""
-    text, errors, code, seconds = run(*command)
-    if code != 0:
-        raise RuntimeError(f"{command[0]} failed: {' '.join(errors[-5:])}")
-    return text, seconds
 
 
 def require_close(found, expected, name):
@@ -98,100 +81,6 @@ def print_wrong_fakes(device):
             print(f"{name}: {said.strip()[:100]}")
         else:
             raise RuntimeError(f"{name}: was exported")
-
-
-# ---------------------------------------------------------------- what is built
-
-
-def entry(kind, device, product, files, *parts):
-    """Of this PyTorch in this place: a program looks for its libraries where they were when it was
-    linked, and a new virtual environment is in another place."""
-    card = torch.cuda.get_device_name() if device.type == "cuda" else ""
-    words = [torch.__version__, *cpp_extension.library_paths(), device.type, card, *parts]
-    key = digest(words, [HERE / name for name in files])
-    return Entry(f"day98-{kind}-{device.type}", key, product)
-
-
-def loaded(name):
-    """The file of a shared library of this process."""
-    words = Path("/proc/self/maps").read_text(encoding="utf-8").split()
-    return next(word for word in words if f"/{name}.so" in word)
-
-
-def link_with_driver(directory):
-    """AOTInductor links with -lcuda, and a machine that only runs programs has a libcuda.so.1. The
-    compiler also looks in the folders of LIBRARY_PATH."""
-    (directory / "libcuda.so").symlink_to(loaded("libcuda"))
-    others = os.environ.get("LIBRARY_PATH", "")
-    os.environ["LIBRARY_PATH"] = f"{directory}{os.pathsep}{others}".rstrip(os.pathsep)
-
-
-def package_of(exported, device):
-    """The .pt2, compiled once and kept."""
-    made = entry("model", device, "layer.pt2", ["model.py", "package.py", "deploy.cu"])
-
-    def make(directory):
-        if device.type == "cuda":
-            link_with_driver(directory)
-        compile_package(exported, directory / made.product)
-
-    cached(made, make)
-    with zipfile.ZipFile(made.path) as package:
-        sizes = Counter()
-        for info in package.infolist():
-            sizes[Path(info.filename).suffix or "other"] += info.file_size
-    listed = ", ".join(f"{kind} {size / 1024:.0f} KiB" for kind, size in sizes.most_common(4))
-    print(f"{made.product}: compiled in {made.seconds:.1f} s; {listed}")
-    return made.path
-
-
-def program_of(device):
-    """serve.cpp, compiled and linked with PyTorch's C++ libraries."""
-    flags = ["-Wl,--no-as-needed", "-ldl"]
-    if device.type == "cuda":  # nothing of it is called by name; it brings the GPU's operators
-        flags += ["-ltorch_cuda", "-lc10_cuda", "-Wl,--allow-shlib-undefined"]
-    made = entry("serve", device, "serve", ["serve.cpp"], *flags)
-
-    def make(directory):
-        cpp_extension.load(
-            "serve",
-            [str(HERE / "serve.cpp")],
-            build_directory=str(directory),
-            is_python_module=False,
-            is_standalone=True,
-            extra_cflags=["-O1"],
-            extra_ldflags=flags,
-        )
-
-    program = cached(made, make)
-    print(f"serve: built in {made.seconds:.1f} s")
-    return program
-
-
-def needs_python(library):
-    return b"libtorch_python" in library.read_bytes()
-
-
-def operators_without_python(device):
-    """The day's library, as a program without Python can load it. cpp_extension links a library
-    for a GPU with libtorch_python, whose symbols only Python has; then its objects are linked again
-    without."""
-    library = next(Path(path) for path in torch.ops.loaded_libraries if "day98" in path)
-    if not needs_python(library):
-        return library
-    objects = sorted(library.parent.glob("*.o"))
-    made = entry("operators", device, "operators.so", [], str(library))
-
-    def make(directory):
-        libs = [f"-L{path}" for path in cpp_extension.library_paths()]
-        libs += [f"-l{name}" for name in ("c10", "torch_cpu", "torch", "c10_cuda", "torch_cuda")]
-        words = ("-shared", *objects, *libs, loaded("libcudart"))
-        succeed(os.environ["CXX"], *words, "-o", directory / made.product)
-
-    built = cached(made, make)
-    if needs_python(built):
-        raise RuntimeError(f"{built} still needs Python")
-    return built
 
 
 # ---------------------------------------------------------------- who runs it
@@ -274,48 +163,50 @@ def print_mistakes(program, package, library, folder):
 # ---------------------------------------------------------------- the wheel
 
 CLIENT = """
-import sys
+import sys, time
 sys.path.insert(0, sys.argv[1])
-import torch, hundred_days_day98
+marks = [time.monotonic()]
+def mark(): marks.append(time.monotonic())
+import torch; mark()
+import hundred_days_day98; mark()
+import torch._inductor; mark()
+model = torch._inductor.aoti_load_package(sys.argv[2]); mark()
 u = torch.load(sys.argv[3], weights_only=True).to(sys.argv[5])
-y = torch._inductor.aoti_load_package(sys.argv[2])(u)
-torch.save(y.cpu(), sys.argv[4])
+torch.save(model(u).cpu(), sys.argv[4]); mark()
 x = torch.randn(5, 24, device=sys.argv[5])
 z, w = torch.randn_like(x), torch.ones(24, device=sys.argv[5])
 expected = torch.nn.functional.rms_norm(x, w.shape, w, 1e-6) * torch.nn.functional.silu(z)
 torch.testing.assert_close(hundred_days_day98.gated_norm(x, z, w), expected)
 print(hundred_days_day98.__file__)
+print(*(after - before for before, after in zip(marks, marks[1:])))
 """
+PARTS = ("import torch", "the wheel", "torch._inductor", "load", "first call")
 
 
 def print_wheel(package, library, model, device, folder):
-    """Builds the wheel, installs it into a folder of its own, and uses it in a fresh process."""
-    for tool in ("pip", "setuptools"):
-        try:
-            importlib.metadata.version(tool)
-        except importlib.metadata.PackageNotFoundError:
-            print(f"wheel: not tried, this Python has no {tool}")
-            return
-    source, wheels, site = folder / "source", folder / "wheels", folder / "site"
-    (source / PACKAGE).mkdir(parents=True)
-    shutil.copy(HERE / "setup.py", source)
-    shutil.copy(HERE / "package.py", source / PACKAGE / "__init__.py")
-    shutil.copy(library, source / PACKAGE / "operators.so")
-    pip, offline = (sys.executable, "-m", "pip"), ("--no-index", "--no-deps", "--quiet")
-    succeed(*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", wheels, source)
-    wheel = next(wheels.glob("*.whl"))
-    if "-py3-none-" not in wheel.name:
-        raise RuntimeError(f"{wheel.name}: expected a wheel for any Python 3")
-    succeed(*pip, "install", *offline, "--target", site, wheel)
+    """Install the wheel into a folder, and use it in a fresh process."""
+    if tool := missing_tool():
+        print(f"wheel: not tried, this Python has no {tool}")
+        return
+    site = folder / "site"
+    wheel = wheel_of(PACKAGE, "package.py", library, device)
+    succeed(sys.executable, "-m", "pip", "install", *OFFLINE, "--target", site, wheel)
     torch.save(batch(START), folder / "u.pt")
     arguments = (site, package, folder / "u.pt", folder / "y.pt", device.type)
-    text, seconds = succeed(sys.executable, "-c", CLIENT, *arguments)
-    if str(site) not in text:
-        raise RuntimeError(f"{PACKAGE} came from {text}")
-    found = torch.load(folder / "y.pt", weights_only=True)
-    require_close(found, model(batch(START, device)).cpu(), "the wheel in a fresh process")
+    rows = []
+    for name in ("first", "again"):  # the second process finds its files in memory
+        text, seconds = succeed(sys.executable, "-c", CLIENT, *arguments)
+        place, times = text.splitlines()
+        if str(site) not in place:
+            raise RuntimeError(f"{PACKAGE} came from {place}")
+        found = torch.load(folder / "y.pt", weights_only=True)
+        require_close(found, model(batch(START, device)).cpu(), "the wheel in a fresh process")
+        parts = [float(each) for each in times.split()]
+        parts += [seconds - sum(parts), seconds]
+        rows.append([name, *(f"{each:.2f} s" for each in parts)])
     print(f"{wheel.name}: {wheel.stat().st_size / 1024:.0f} KiB")
-    print(f"a process, from start to result: {seconds:.2f} s with Python and the wheel")
+    print("a process, from start to result, with Python and the wheel:")
+    print_table(["process", *PARTS, "the rest", "all"], rows)
 
 
 def show(operators, device):
@@ -326,9 +217,11 @@ def show(operators, device):
     exported = export(model, device)
     print_graph(exported)
     print_wrong_fakes(device)
-    package = package_of(exported, device)
+    metadata = {"width": str(WIDTH), "most": str(MOST)}
+    files = ["model.py", "package.py", "deploy.cu"]
+    package = package_of("layer", lambda: exported, device, metadata, files)
     print_python(package, model, device)
-    program, library = program_of(device), operators_without_python(device)
+    program, library = program_of("serve", device), operators_without_python(98, device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         print_program(program, package, library, model, device, folder)

@@ -6,8 +6,6 @@
 // OUTPUT are files as torch.save writes them. The model is called CALLS times, 20 by default. A
 // mistake ends the program with a line on stderr and exit code 1.
 
-#include <dlfcn.h>
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -21,13 +19,9 @@
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
-namespace {
+#include "program.h"
 
-std::ifstream open_file(const char* what, const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  TORCH_CHECK(file.good(), what, ": cannot read ", path);
-  return file;
-}
+namespace {
 
 at::Tensor read_tensor(const std::string& path) {
   std::ifstream file = open_file("input", path);
@@ -48,12 +42,6 @@ void write_tensor(const std::string& path, const at::Tensor& tensor) {
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();
   TORCH_CHECK(file.good(), "output: cannot write ", path);
-}
-
-// The static initialisers of the library register its operators with the dispatcher.
-void load_operators(const std::string& path) {
-  if (path == "-") return;
-  TORCH_CHECK(dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL), "operators: ", dlerror());
 }
 
 // The compiled model trusts its caller: it takes pointers and reads as far as it was compiled to.
@@ -82,11 +70,11 @@ void serve(const std::vector<std::string>& arguments) {
   open_file("model", arguments[0]);
   torch::inductor::AOTIModelPackageLoader model(arguments[0]);
   const auto metadata = model.get_metadata();
-  const at::Device device(metadata.at("AOTI_DEVICE_KEY"));
+  const at::Device device(entry_of(metadata, "AOTI_DEVICE_KEY"));
   std::printf("load %.3f\n", milliseconds(since));
 
   const at::Tensor u = read_tensor(arguments[2]).contiguous();
-  check_input(u, std::stoll(metadata.at("width")), std::stoll(metadata.at("most")));
+  check_input(u, std::stoll(entry_of(metadata, "width")), std::stoll(entry_of(metadata, "most")));
   // From the host and back: the copy to the host also waits for the GPU.
   const auto call = [&] { return model.run({u.to(device)}).at(0).cpu(); };
   since = std::chrono::steady_clock::now();
@@ -101,13 +89,5 @@ void serve(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int main(int count, char** words) {
-  try {
-    serve({words + 1, words + count});
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return exit_code(serve, count, words);
 }

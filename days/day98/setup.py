@@ -1,4 +1,7 @@
-"""Day 98, the wheel: a package whose library was built before, and that holds no Python in C."""
+"""Day 98, the wheel: the package in this folder. Its library was built before, and is no module of
+Python in C."""
+
+from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -17,11 +20,12 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+(package,) = (path.parent.name for path in Path(__file__).parent.glob("*/__init__.py"))
 setup(
-    name="hundred-days-day98",
+    name=package.replace("_", "-"),
     version="1.0",
-    packages=["hundred_days_day98"],
-    package_data={"hundred_days_day98": ["operators.so"]},
+    packages=[package],
+    package_data={package: ["*.so", "*.pt"]},
     python_requires=">=3.10",
     install_requires=["torch>=2.11"],  # the version of the stable ABI that the library is built for
     cmdclass={"bdist_wheel": Wheel},

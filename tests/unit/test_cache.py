@@ -212,8 +212,8 @@ def test_a_key_depends_on_words_names_and_contents(tmp_path: Path) -> None:
 def test_a_program_is_built_again_for_a_pytorch_in_another_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Day 98's is the only one that is linked with PyTorch and not loaded by it."""
-    proof = importlib.import_module("days.day98.proof")
-    here = proof.entry("serve", torch.device("cpu"), "serve", ["serve.cpp"])
+    """Day 98's are the only ones that are linked with PyTorch and not loaded by it."""
+    made = importlib.import_module("days.day98.made")
+    here = made.entry("serve", torch.device("cpu"), "serve", ["serve.cpp"])
     monkeypatch.setattr(cpp_extension, "library_paths", lambda: ["/another/venv/torch/lib"])
-    assert proof.entry("serve", torch.device("cpu"), "serve", ["serve.cpp"]) != here
+    assert made.entry("serve", torch.device("cpu"), "serve", ["serve.cpp"]) != here

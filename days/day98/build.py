@@ -1,0 +1,159 @@
+"""Deploys day 86's GPT of characters: python -m days.day98.build --out dist/
+
+Writes into the folder: gpt.pt2 and operators.so; write, a C++ program that writes text with these
+two; and a wheel, which needs PyTorch alone. The files are for this kind of device; gpt.pt2 and
+write are also for this version of PyTorch. A file is built again only after a change.
+"""
+
+import argparse
+import io
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from common.base.cache import digest, keep_compilers_caches
+from common.base.compiling import BuildError
+from common.base.toolchain import ToolchainError
+from common.build.library import operators_of, use_compilers
+from common.report.files import ResultsError, check_writable
+from days.day86.train import noted_signals
+from days.day86.training import CheckpointError, characters, read_checkpoint
+from days.day100.generate import default_model
+
+from . import gpt
+from .made import missing_tool, operators_without_python, package_of, program_of, wheel_of
+
+PROGRAM = "python -m days.day98.build"
+PACKAGE = "hundred_days_gpt"
+RUNS_PACKAGE = b"from . import main\n\nmain()\n"  # __main__.py
+MOST = 64  # sequences of a batch
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def arguments(words):
+    """Return the options and the checkpoint. Exits with code 2, naming the argument, before
+    anything is compiled."""
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("--out", required=True, metavar="FOLDER", type=Path, help="where the files are written")
+    add("--model", metavar="FILE", help="a file of day 86 (default: gpt.best.checkpoint here, else "
+        "the small model of this repository)")  # fmt: skip
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where the model runs")
+    options = parser.parse_args(words)
+
+    def refuse(name, why):
+        parser.error(f"argument --{name}: {why}")
+
+    path = options.model or default_model()
+    try:
+        plan, parts = read_checkpoint(path, ("weights",))
+    except CheckpointError as error:
+        refuse("model", error)
+    except OSError as error:
+        refuse("model", f"{path}: {error.strerror}")
+    if plan.positions < 2:
+        refuse("model", f"{path}: expected 2 or more positions, got {plan.positions}")
+    try:
+        if options.out.exists() and not options.out.is_dir():
+            refuse("out", f"expected a folder, got {options.out}, which is none")
+        for name in ("gpt.pt2", "operators.so", "write"):
+            check_writable(options.out / name, 4 * len(parts["weights"]))
+    except ResultsError as error:
+        refuse("out", error)
+    except OSError as error:
+        refuse("out", f"{options.out}: {error.strerror}")
+    return options, plan, parts["weights"]
+
+
+# ---------------------------------------------------------------- what is built
+
+
+def export(model):
+    """Return a graph of the GPT for 1 to MOST sequences of 1 to `positions` tokens."""
+    example = torch.zeros(2, 2, dtype=torch.int64, device=model.weights.device)
+    batch = torch.export.Dim("batch", min=1, max=MOST)
+    length = torch.export.Dim("length", min=1, max=model.numbers[-1])
+    return torch.export.export(model, (example,), dynamic_shapes={"tokens": {0: batch, 1: length}})
+
+
+def built(plan, weights, device):
+    """Return the files for the folder, all of them in the cache."""
+    sizes, vocabulary = plan.model(), characters()[1]
+    buffer = torch.frombuffer(bytearray(weights), dtype=torch.bfloat16)
+    model = gpt.GPT(buffer, sizes.numbers).to(device)
+    gpt.register()
+    metadata = {"positions": plan.positions, "words": sizes.words, "characters": vocabulary}
+    metadata = {name: str(value) for name, value in metadata.items()}
+    parts = [str(torch.ops.day86.gpt_logits.default._schema), digest([weights.hex()])]
+    files = ["build.py", "gpt.py"]
+    package = package_of("gpt", lambda: export(model), device, metadata, files, str(sizes), *parts)
+    library = operators_without_python(86, device)
+    program = program_of("write", device)
+    saved = io.BytesIO()
+    gpt.save(saved, buffer, sizes.numbers, vocabulary, device.type)
+    extra = {"weights.pt": saved.getvalue(), "__main__.py": RUNS_PACKAGE}
+    wheel = wheel_of(PACKAGE, "gpt.py", library, device, extra)
+    return [package, *sorted(library.parent.glob("*.so"), reverse=True), program, wheel]
+
+
+def publish(files, folder):
+    """Copy the files into the folder, none or all of them."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as name:
+        copies = [Path(shutil.copy(file, name)) for file in files]
+        with noted_signals():
+            for copy in copies:
+                os.replace(copy, folder / copy.name)
+
+
+def print_commands(files, folder):
+    """Print each file with its size, and the commands that use it."""
+    for file in files:
+        path = folder / file.name
+        print(f"{path}: {path.stat().st_size / 1024:,.0f} KiB")
+    package, library, program, wheel = (
+        folder / next(f.name for f in files if f.name.endswith(end))
+        for end in (".pt2", "operators.so", "write", ".whl")
+    )
+    print("without Python:")
+    print(f'  env -i {program} {package} {library} "ROMEO:" 200')
+    print("in a Python that has PyTorch:")
+    print(f"  pip install {wheel}")
+    print(f'  python -m {PACKAGE} "ROMEO:" --tokens 200')
+
+
+# ---------------------------------------------------------------- the program
+
+
+def run(options, plan, weights):
+    if tool := missing_tool():
+        sys.exit(f"the wheel needs {tool}, which this Python does not have: pip install {tool}")
+    keep_compilers_caches()
+    use_compilers(options.device)
+    print("building the operators of day 86", flush=True)
+    _, device = operators_of(86, options.device)
+    files = built(plan, weights, torch.device(device))
+    publish(files, options.out)
+    print_commands(files, options.out)
+
+
+def main(words=None):
+    options, plan, weights = arguments(words)
+    try:
+        run(options, plan, weights)
+    except (ToolchainError, BuildError) as error:
+        sys.exit(str(error))
+    except (OSError, RuntimeError) as error:  # a full disk, a compiler that fails
+        sys.exit(str(error).split("\n")[0])
+    except KeyboardInterrupt:
+        print(f"interrupted: nothing was written to {options.out}", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
