@@ -8,6 +8,8 @@ import textwrap
 from common.base.days import Day
 
 WIDTH = 110
+# The outputs of a rung with several, named by the comment: using Both = std::tuple<…>;  // y, scale
+_NAMED = re.compile(r"^using (\w+) = std::tuple<([\w, ]+)>; +// (\w+(?:, \w+)+)$", re.MULTILINE)
 _BOUND = re.compile(r"^(?:HOST_)?RUNG\(\s*\w+,\s*(\w+)|\bm\.def\(\s*\"(\w+)\(", re.MULTILINE)
 
 
@@ -33,12 +35,20 @@ def first_call(day: Day) -> str:
         return ""
     name = next((name for name in names if re.search(r"_v\d", name)), names[0])
     launcher = re.search(rf"^([\w:<>, ]+) {name}\(([^()]*)\) {{", text, re.MULTILINE)
-    result, given = ("y = ", ["..."]) if launcher is None else _signature(*launcher.groups())
-    return f"{result}torch.ops.{day.name}.{name}({', '.join(given)})"
+    if launcher is None:
+        return f"y = torch.ops.{day.name}.{name}(...)"
+    returned, parameters = launcher.groups()
+    result = "" if returned == "void" else f"{_outputs(text).get(returned, 'y')} = "
+    return f"{result}torch.ops.{day.name}.{name}({', '.join(_names(parameters))})"
 
 
-def _signature(returned: str, parameters: str) -> tuple[str, list[str]]:
-    """Return the target of a launcher's result and its parameters' names; "..." for a macro."""
+def _outputs(text: str) -> dict[str, str]:
+    """Return the names of the outputs, "y, scale", by the name of each tuple that has them."""
+    found = _NAMED.findall(text)
+    return {one: names for one, types, names in found if types.count(",") == names.count(",")}
+
+
+def _names(parameters: str) -> list[str]:
+    """Return the names of a launcher's parameters; "..." for a macro."""
     words = [re.findall(r"\w+", each) for each in re.sub(r"<[^<>]*>", "", parameters).split(",")]
-    given = [each[-1] if len(each) > 1 else "..." for each in words if each]
-    return "" if returned == "void" else "y = ", given
+    return [each[-1] if len(each) > 1 else "..." for each in words if each]

@@ -13,7 +13,7 @@ import torch
 from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, Tolerance, grid, streamed
 
 TITLE = "RMSNorm"
-TEACHES = "A row is read once and waits on the chip, where several blocks have room for one"
+TEACHES = "A row is read once and waits on the chip, in registers or shared memory, for its sum"
 TOPICS = ("RMSNorm", "occupancy", "cp.async", "bf16")
 SOURCE = "rms_norm.cu"
 INTRODUCES = ("RMSNorm", "dynamic tanh")

@@ -9,7 +9,7 @@
 //   v1 naive        one thread per row: uncoalesced
 //   v2 warp         one warp per row: coalesced, and the row is still read twice
 //   v3 vectorised   one block per row, which keeps the row in registers: read once
-//   v4 shared       shared memory keeps the row: three blocks of 64 KB are resident instead of one
+//   v4 shared       shared memory keeps the row: more blocks are resident. Is that faster?
 //
 // v1 and v2 take any row. v3 and v4 take rows of aligned 16-byte chunks, up to 64 KB; further/
 // takes every row.
@@ -27,7 +27,7 @@
 #include <cfloat>
 #include <tuple>
 
-using Normed = std::tuple<Tensor, Tensor>;  // y and s
+using Normed = std::tuple<Tensor, Tensor>;  // y, scale
 
 void check_arguments(const Tensor& x, const Tensor& weight, double eps) {
   check(x, "x").on_gpu().floating().rank(2).contiguous();
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
                                   Chunk<T, N>* __restrict__ y, float* __restrict__ scale, int count,
                                   float eps) {
   __shared__ float sums[MAX_THREADS / 32];
-  const int64_t start = int64_t{blockIdx.x} * count;  // of the row
+  const int64_t start = int64_t{blockIdx.x} * count;  // the row's first chunk
   Chunk<T, N> kept[PER_THREAD];                       // chunks t, t + blockDim.x …, of thread t
   for (int k = 0, c = threadIdx.x; k < PER_THREAD; ++k, c += blockDim.x) {
     kept[k] = c < count ? load_whole(x + start + c) : Chunk<T, N>{};
@@ -197,8 +197,8 @@ Normed rms_norm_v3_vectorised(const Tensor& x, const Tensor& weight, double eps)
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v3: the row waits in shared memory, where cp.async brings it. Its 64 KB need no
-// registers, so three blocks of 512 threads are resident. A thread reads only the chunks that it
-// copied itself, so the row needs no barrier.
+// registers, so three blocks of 512 threads are resident, where v3 has one of 1024. A thread reads
+// only the chunks that it copied itself, so the row needs no barrier.
 
 constexpr int SHARED_THREADS = 512;   // at most
 constexpr int SHARED_PER_THREAD = 8;  // chunks
@@ -212,8 +212,8 @@ __global__ void __launch_bounds__(SHARED_THREADS, 3)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   __shared__ float sums[SHARED_THREADS / 32];
   extern __shared__ __align__(128) char memory[];
-  const int64_t start = int64_t{blockIdx.x} * count;                 // of the row
-  Chunk<T, N>* const kept = reinterpret_cast<Chunk<T, N>*>(memory);  // [0, count)
+  const int64_t start = int64_t{blockIdx.x} * count;                 // the row's first chunk in x
+  Chunk<T, N>* const kept = reinterpret_cast<Chunk<T, N>*>(memory);  // its chunks [0, count)
   for (int c = threadIdx.x; c < count; c += blockDim.x) ptx::cp_async<16>(kept + c, x + start + c);
   ptx::cp_async_wait_all();  // this thread's chunks are in shared memory
   float sum = 0;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(SHARED_THREADS, 3)
   const float s = rsqrtf(block_sum(sum, sums) / (count * N) + eps);
   if (threadIdx.x == 0) scale[blockIdx.x] = s;
   for (int first = threadIdx.x; first < count; first += IN_FLIGHT * blockDim.x) {
-    RawChunk<Chunk<T, N>> w[IN_FLIGHT];  // loaded ahead: nvcc leaves a load behind an earlier store
+    RawChunk<Chunk<T, N>> w[IN_FLIGHT];  // all of them are loaded before the first store
     for (int k = 0, c = first; k < IN_FLIGHT; ++k, c += blockDim.x) {
       if (c < count) w[k] = load_raw(weight + c);
     }
@@ -240,7 +240,7 @@ Normed rms_norm_v4_shared(const Tensor& x, const Tensor& weight, double eps) {
   const int count = chunks_per_row(x, weight);
   const DeviceGuard guard(x);
   require_capability(8, 0, "cp.async");
-  require_shared_memory(16 * count + 256, "a row");  // and for the sums
+  require_shared_memory(16 * count + 256, "a row");  // 256: 64 bytes of sums, and alignment
   return normed(x, "rms_norm_v4_shared", [&](auto zero, auto* y, float* scale) {
     using C = Chunk<decltype(zero), 16 / sizeof(zero)>;
     const int threads = std::max(32, 32 * ceil_div(count, 32 * SHARED_PER_THREAD));

@@ -28,6 +28,16 @@ def day(folder: Path, text: str, more: tuple[str, ...] = ()) -> Day:
             "                                std::map<int, int> m) {\n}\nHOST_RUNG(d, f_v1, S);",
             "y = torch.ops.{}.f_v1(x, m)",
         ),
+        (
+            "using Both = std::tuple<Tensor, Tensor>;  // y, scale\n"
+            "Both f_v1(const Tensor& x) {\n}\nRUNG(day05, f_v1, S);\n",
+            "y, scale = torch.ops.{}.f_v1(x)",
+        ),
+        (
+            "using Both = std::tuple<Tensor, Tensor>;  // of x, w, b\n"
+            "Both f_v1(const Tensor& x) {\n}\nRUNG(day05, f_v1, S);\n",
+            "y = torch.ops.{}.f_v1(x)",
+        ),
         ("void f_v1(Tensor& x) {\n}\nRUNG(day05, f_v1, S);\n", "torch.ops.{}.f_v1(x)"),
         ("Tensor f_v1(ARGUMENTS) {\n}\nRUNG(day05, f_v1, S);\n", "y = torch.ops.{}.f_v1(...)"),
         ("RUNG(day05, help, S);\nRUNG(day05, f_v1, S);\n", "y = torch.ops.{}.f_v1(...)"),
