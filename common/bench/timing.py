@@ -34,6 +34,7 @@ from common.check.rungs import check_outputs
 PYTORCH = "pytorch"
 
 THOROUGH, ON_CPU, QUICK = 2.0, 0.1, 0.05  # seconds of samples per rung, at most
+RECOMPILED = 64  # shapes and dtypes for which torch.compile compiles one function
 WAKE = 0.3  # seconds of other work before the first sample, if time allows
 LONG = 20e-3  # seconds; one call longer than this is enough to choose how it is timed
 SHORT = 20e-6  # seconds; a shorter call is timed in a batch, since events would add to its time
@@ -225,6 +226,10 @@ def library_call(problem: Problem, library: Library) -> Callable[..., Any]:
     if library.call is not None:
         return library.call
     assert problem.pytorch is not None
+    from torch._dynamo import config  # here: the import takes a second
+
+    # From the ninth shape of a function on, torch.compile would call it uncompiled without a word.
+    config.recompile_limit, config.fail_on_recompile_limit_hit = RECOMPILED, True
     compiled: Callable[..., Any] = torch.compile(problem.pytorch, dynamic=False)
     return compiled
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.base.declaration import Case, Cost, Problem, Rung, Target
+from common.base.declaration import COMPILE, Case, Cost, Problem, Rung, Target
 from common.base.outcome import PASS, RungOutcome, Timing
 from common.bench import ceilings
 from common.bench import timing as bench
@@ -414,3 +415,22 @@ def test_a_costly_call_is_remarked_and_old_results_have_none() -> None:
     outcome.timing = timing(1.0, host_us=13.0, pytorch_host_us=10.0)
     remark_host_time(outcome)
     assert outcome.remarks == ["a call costs the host 13.0 µs, PyTorch's 10.0 µs"]
+
+
+def test_torch_compile_compiles_each_shape_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it gives up after eight, and an eager call would be timed in its place."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        compiled.append(tuple(inputs[0].shape))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    for length in range(3, 15):
+        call = bench.library_call(problem(pytorch=doubled), COMPILE)
+        assert call(torch.ones(length)).sum() == 2 * length
+    assert compiled == [(length,) for length in range(3, 15)]
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
