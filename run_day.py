@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> float:
-    """A number above 0, for argparse."""
+    """Return a number above 0, for argparse."""
     try:
         value = float(text) if text.isascii() else 0.0
     except ValueError:
@@ -74,28 +74,28 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number above 0, for argparse."""
+    """Return a whole number above 0, for argparse."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
 
 
 def seed(text: str) -> int:
-    """A whole number, for argparse."""
+    """Return a whole number, for argparse."""
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     return int(text)
 
 
 def drawing(text: str) -> Path:
-    """The name of an SVG, for argparse."""
+    """Return the name of an SVG, for argparse."""
     if not text.endswith(".svg"):
         raise argparse.ArgumentTypeError(f"{text!r} is no FILE.svg; days stand before --draw")
     return Path(text)
 
 
 def parser() -> Parser:
-    """What the command line understands."""
+    """Return the parser of the command line."""
     p = Parser(
         prog="run_day.py",
         description="Builds, checks and times the days of a hundred days of CUDA.",
@@ -346,7 +346,7 @@ def parser() -> Parser:
 
 
 def check_alone(p: Parser, args: argparse.Namespace) -> None:
-    """Refuses options beside one that runs no day."""
+    """Refuse options together with one that runs no day."""
     alone = next((name for name in ALONE if getattr(args, name)), None)
     if alone is None:
         return
@@ -359,7 +359,7 @@ def check_alone(p: Parser, args: argparse.Namespace) -> None:
 
 
 def check(p: Parser, args: argparse.Namespace) -> None:
-    """Refuses options that do not go together."""
+    """Refuse options that do not go together."""
     check_alone(p, args)
     if args.arch and not args.compile_only:
         p.error("--arch goes with --compile-only")
@@ -394,7 +394,7 @@ def check(p: Parser, args: argparse.Namespace) -> None:
 
 
 def check_mutants(p: Parser, args: argparse.Namespace) -> None:
-    """Refuses options that do not go with --mutants, or only with it."""
+    """Refuse options that do not go with --mutants, or only with it."""
     if not args.mutants:
         for option in ("sample", "all_mutants", "fresh"):
             if getattr(args, option):
@@ -414,7 +414,7 @@ def check_mutants(p: Parser, args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Does what the command line says; returns the exit code."""
+    """Run the command line and return the exit code."""
     p = parser()
     args = p.parse_intermixed_args(argv)
     check(p, args)
@@ -493,7 +493,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def practise(args: argparse.Namespace, root: Path) -> int:
-    """`--practice` and its companions."""
+    """Run `--practice` and the options that belong to it."""
     from common.run import command, practising
 
     options = command.Options(
@@ -517,7 +517,7 @@ def practise(args: argparse.Namespace, root: Path) -> int:
 
 
 def where_we_are(root: Path) -> int:
-    """Without arguments: how far the learner has come, and what to do next."""
+    """Show how far the learner has come, and what to do next."""
     from common.run.selection import SelectionError, overview
 
     try:
@@ -529,7 +529,7 @@ def where_we_are(root: Path) -> int:
 
 
 def mutants(args: argparse.Namespace, root: Path) -> int:
-    """`--mutants`."""
+    """Run `--mutants`."""
     from common.practice.mutants.campaign import Choice
     from common.run import mutate
 
@@ -549,7 +549,7 @@ def mutants(args: argparse.Namespace, root: Path) -> int:
 
 
 def list_days(selected: list[str], root: Path) -> int:
-    """`--list`."""
+    """Run `--list`."""
     from common.run.selection import SelectionError, listing
 
     try:
@@ -565,7 +565,7 @@ def list_days(selected: list[str], root: Path) -> int:
 
 
 def new_day(number: str, title: str, root: Path) -> int:
-    """`--new`."""
+    """Run `--new`."""
     from common.run.new_day import NewDayError
     from common.run.new_day import new_day as make
 
@@ -581,7 +581,7 @@ def new_day(number: str, title: str, root: Path) -> int:
 
 
 def use_reports(args: argparse.Namespace, root: Path) -> int:
-    """`--merge`, `--write --from`, and `--write` or `--html` alone."""
+    """Run `--merge`, `--write --from`, and `--write` or `--html` alone."""
     from common.run import command
 
     return command.use_reports(
@@ -595,7 +595,7 @@ def use_reports(args: argparse.Namespace, root: Path) -> int:
 
 
 def compare_reports(args: argparse.Namespace, root: Path) -> int:
-    """`--compare`."""
+    """Run `--compare`."""
     from common.run import command
 
     old, new = args.compare
@@ -605,8 +605,8 @@ def compare_reports(args: argparse.Namespace, root: Path) -> int:
 
 
 def prepare_process() -> None:
-    """What a terminal or a shell may lack or do before anything runs."""
-    # Ctrl-C during the imports ends the process without a traceback; a run has handlers of its own.
+    """Replace closed streams and a Ctrl-C handler that prints a traceback, before anything runs."""
+    # Ctrl-C during the imports ends the process without a traceback; a run sets other handlers.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name, fd in (("stdout", 1), ("stderr", 2)):

@@ -77,6 +77,7 @@ def phrases(text: str) -> list[str]:
 
 
 def sources() -> Iterator[Path]:
+    yield ROOT / "run_day.py"
     for top in ("common", "tests"):
         yield from sorted((ROOT / top).rglob("*.py"))
 
