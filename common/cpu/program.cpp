@@ -1,5 +1,5 @@
-// What a whole program needs beside its own code: settings from its environment, and an end with a
-// message when a kernel fails, for a launch throws and C code does not catch.
+// Support of a whole program: settings from its environment, and an end with a message when a
+// kernel fails, because a launch throws and C code does not catch.
 //
 //   CUDACPU_ORDER        forward, reverse or random     CUDACPU_SEED     of a random order
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
@@ -63,7 +63,7 @@ double number(const char* name, double least, double missing) {
   return result;
 }
 
-// Which of these words a variable is; the first where it is not set.
+// Return the index of the variable's value among these words; 0 where it is not set.
 int choice(const char* name, std::initializer_list<const char*> words, const char* allowed) {
   const char* value = getenv(name);
   if (!value || !*value) return 0;
@@ -87,8 +87,8 @@ void finish_work() {
   std::thread(cudacpu_finish_work).join();
 }
 
-// What is wrong only on a GPU: refused, unless the variable allows it, or Thrust does it, whose
-// vectors are host memory here and whose algorithms are host code.
+// Return true if a use that is wrong only on a GPU is refused: unless the variable allows it, or
+// Thrust makes it, whose vectors are host memory here and whose algorithms are host code.
 bool refused(const char* name) {
 #ifdef THRUST_DEVICE_SYSTEM
   const char* value = getenv(name);
@@ -97,7 +97,7 @@ bool refused(const char* name) {
   return choice(name, {"refuse", "allow"}, "refuse or allow") == 0;
 }
 
-// For the debugger and the profiler: what was traced goes to this file.
+// Write the trace to this file, for the debugger and the profiler.
 void write_trace() {
 #ifdef CUDACPU_TRACE
   const char* path = getenv("CUDACPU_TRACE_FILE");
@@ -110,7 +110,7 @@ void write_trace() {
 
 bool hints = true;
 
-// What explains a wrong result afterwards.
+// Print hints that explain a wrong result afterwards.
 void print_hints() {
   if (const char* text = cudacpu_unchecked_launch(); *text)
     fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);

@@ -31,10 +31,10 @@ namespace {
 // process has no more than 65,530 mappings.
 constexpr size_t kMaxLiveThreads = 8192;
 
-// How often, in polls, to look at the clock for an endless spin.
+// The number of polls between two looks at the clock for an endless spin.
 constexpr uint64_t kPollsPerLook = 1024;
 
-// In a random schedule, how often a parking thread gives way to one that has not begun.
+// In a random schedule, one in so many parking threads gives way to one that has not begun.
 constexpr uint32_t kStartOneIn = 8;
 
 }  // namespace
@@ -434,8 +434,8 @@ void Worker::poll(const Wait& wait) {
   self.wait = &wait;
   if (!polled) progress();  // an atomic operation succeeded since
   polled = true;
-  // After two rounds in which everybody only polled, nobody here will act. Another block may; or
-  // another worker; or nobody.
+  // After two rounds in which all threads only polled, no thread here will act. Another block may
+  // act, or another worker, or none.
   if (++polls_ > 2 * (uint64_t{ready_.size} + 1) && first_unstarted_ == live_.size()) {
     if ((live_.size() + launch_->cluster_size) * launch_->threads <= kMaxLiveThreads &&
         take_blocks()) {

@@ -13,7 +13,7 @@ void complete_phase(SplitBarrier& barrier) {
   worker->make_ready(barrier.waiting);
 }
 
-// How a thread notes at which phase it has arrived; the phase after cannot end without it.
+// Return the mark of an arrival at this phase; the phase after cannot end without the thread.
 ArrivalPhase arrival_at(uint32_t phase) {
   return phase % 2 ? ArrivalPhase::kOdd : ArrivalPhase::kEven;
 }

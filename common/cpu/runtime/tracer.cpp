@@ -117,7 +117,7 @@ uint32_t number_of(const void* pc, const void* caller) {
 
 // ------------------------------------------------------------------ accesses
 
-// Whether the address is none of a GPU's memory; else, in which space it lies, and of whom.
+// Return true if the address is not in a GPU's memory; else set its space and its owner.
 bool is_private(uintptr_t address, Space& space, ResidentBlock*& owner) {
   ResidentBlock& block = *running.block->block;
   owner = &block;
@@ -188,7 +188,7 @@ void on_volatile(const void* pointer, size_t bytes, Kind kind, const void* pc) {
   if (mode() == Mode::kRaces && kind == Kind::kRead) acquired_at(pointer);
 }
 
-// What an atomic operation did to memory.
+// The effect of an atomic operation on memory.
 enum class Effect : uint8_t { kLoad, kStore, kUpdate, kFailed };
 
 // A loop around compare-and-swap begins with a load, which is a part of the atomic operation.

@@ -54,7 +54,7 @@ void skip(unsigned v[5], unsigned long long steps, unsigned long long subsequenc
 
 }  // namespace cudacpu_curand
 
-// How far a generator is; a copy of it is an argument of each kernel.
+// The position of a generator; a copy of it is an argument of each kernel.
 struct cudacpu_curand_sequence {
   curandRngType_t type = CURAND_RNG_PSEUDO_XORWOW;
   unsigned long long seed = 0, offset = 0;  // in words, of all subsequences in turn
