@@ -364,7 +364,7 @@ inline constexpr bool kIsWideTile<thread_block_tile<Size, Parent>> = (Size > 32)
 
 // ---------------------------------------------------------------- partitions
 
-// Cuts a block, or a tile, into tiles. On the hardware, all its threads call this together.
+// Cut a block, or a tile, into tiles. On the hardware, all its threads call this together.
 template <unsigned Size>
 thread_block_tile<Size, thread_block> tiled_partition(const thread_block& block, CUDACPU_HERE) {
   if constexpr (Size > 32) cudacpu::check_tile(Size, {file, line});

@@ -226,8 +226,8 @@ void __wrap___ubsan_handle_type_mismatch_v1(const MisalignedAccess* access, uint
   cudacpu::misaligned(*access, address, cudacpu::users_line(__builtin_return_address(0)));
 }
 
-// Called before a call that does not return, for locals that stay behind on the stack. libasan
-// would not know this stack.
+// Called before a call that does not return, for locals that stay on the stack. libasan would not
+// know this stack.
 void __wrap___asan_handle_no_return() {
   if (!cudacpu::current) {
     __asan_handle_no_return();

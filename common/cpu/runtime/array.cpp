@@ -52,7 +52,7 @@ cudaError_t add_object(unsigned long long* handle, const T& object) {
   return set_error(cudaErrorMemoryAllocation);
 }
 
-// Kernels that were launched before may use it.
+// Remove an object, after the kernels that were launched before: they may use it.
 template <class T>
 cudaError_t remove_object(unsigned long long handle) {
   if (handle == 0) return cudaSuccess;

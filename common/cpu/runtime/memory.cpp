@@ -146,7 +146,7 @@ size_t extent(size_t pitch, size_t width, size_t height) {
   return (height - 1) * pitch + width;
 }
 
-// Return true if the memory is one that a graph has freed, or not allocated yet.
+// Return true for memory that a graph has freed, or not allocated yet.
 bool is_freed(const void* address) {
   std::lock_guard lock(memory().mutex);
   const auto* holder = find(address);
@@ -248,7 +248,7 @@ cudaError_t defer_without_stream(const Fill& fill) {
   return is_pinned(fill.to) ? wait_for(cudaStreamLegacy) : cudaSuccess;
 }
 
-// For a function that has no stream.
+// Submit the work of a function that has no stream.
 template <class W>
 cudaError_t submit_without_stream(const W& work, const char* function) {
   if (cudaError_t error = refuse_on_legacy_stream(function); error != cudaSuccess) return error;

@@ -145,7 +145,7 @@ MemoryOpen::~MemoryOpen() {
   if (open_for.fetch_sub(1) == 1) protect(false);
 }
 
-// Called by a signal handler, on the thread that touched it: nothing else changes the list then.
+// Called by a signal handler, on the thread that accessed it: nothing else changes the list then.
 bool host_may_go_on(const void* address, void* pc) {
   if (!tensors_closed.load()) return false;
   for (const ClosedTensor& tensor : closed_tensors) {
@@ -250,8 +250,8 @@ uint64_t cudacpu_work_done() {
   return work_done.load();
 }
 
-// Close the tensor's memory, with `band` bytes of its own around it, to host code from
-// cudacpu_close_tensors on.
+// Register a tensor, whose memory is closed to host code from cudacpu_close_tensors on, with `band`
+// bytes of its own around it.
 void cudacpu_add_tensor(uintptr_t begin, size_t bytes, size_t band, int writable,
                         const char* name) {
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -273,7 +273,7 @@ void cudacpu_close_tensors() {
   protect(false);
 }
 
-// For what PyTorch itself does in the meantime.
+// Open tensors for the work of PyTorch itself in the meantime.
 void cudacpu_open_tensors(int open) {
   if (!tensors_closed.load()) return;
   std::lock_guard lock(tensors_mutex);

@@ -299,7 +299,7 @@ void settle(uintptr_t address, size_t bytes, ResidentBlock* owner, const Starter
   each_cell(address - reinterpret_cast<uintptr_t>(owner->arena), bytes, page_of, settle_cell);
 }
 
-// Another block ran here before.
+// Reset the shadow of shared memory: another block ran here before.
 void begin_shared_shadow(BlockTrace& block) {
   for (auto& page : block.shadow)
     if (page) page->launch = 0;

@@ -41,7 +41,7 @@ void* wait_for_phase(void* argument, void* stack_pointer) {
   return worker->suspend(self, waiting.wait, stack_pointer);
 }
 
-// A block that uses its split barrier for the first time gets it with all of its threads.
+// Return the block's split barrier; its first use creates it, with all threads of the block.
 BlockSplitBarrier& split_barrier_of_current() {
   ResidentBlock& block = block_of(*current);
   BlockSplitBarrier& split = block.split_barrier;

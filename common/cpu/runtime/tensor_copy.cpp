@@ -242,8 +242,8 @@ std::pair<const char*, const char*> ends_of_box(const char* what, const CUtensor
   return {begin, end};
 }
 
-// Load to the running block, or with a mask to the blocks of its cluster whose ranks are bits of
-// it.
+// Queue a load to the running block, or with a mask to the blocks of its cluster whose ranks are
+// bits of the mask.
 void queue_tensor_load(void* tile, const CUtensorMap& map, const int* at, uint64_t* barrier,
                        const unsigned* mask, Site site) {
   const char* what = "cp.async.bulk.tensor";

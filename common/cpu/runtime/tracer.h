@@ -73,7 +73,7 @@ std::string races_as_json();  // and forgets them
 // ------------------------------------------------------------------ access_counts.cpp
 
 void count_access(const Access& access);
-// The lanes of these warps have met, or are gone: what they do next is a new request.
+// End the requests of lanes that have met, or are gone: their next access is a new request.
 void flush_requests(WarpTrace& warp);
 std::string counts_as_json();  // and forgets them
 

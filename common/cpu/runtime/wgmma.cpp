@@ -58,7 +58,7 @@ void each_piece(const Descriptor& tile, bool is_mn_major, unsigned first, unsign
   }
 }
 
-// Pass the same elements as numbers: put(row, k, value).
+// Call put(row, k, value) for the same elements, as numbers.
 template <class Element, class Put>
 void read_tile(const char* arena, uint64_t descriptor, bool is_mn_major, unsigned first,
                unsigned rows, Put put) {

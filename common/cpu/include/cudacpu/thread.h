@@ -42,7 +42,7 @@ struct Block {
 
 enum class ThreadState : uint8_t { kRunning, kReady, kWaiting, kReturned };
 
-// At which phase of a barrier in two halves a thread has arrived without having waited for it
+// The phase of a barrier in two halves at which a thread has arrived, without having waited for it
 // since.
 enum class ArrivalPhase : uint8_t { kNone, kEven, kOdd };
 
@@ -71,8 +71,8 @@ static_assert(sizeof(Thread) == 64);
 
 extern CUDACPU_THREAD_LOCAL Thread* current;  // null in host code
 
-// Suspends the running thread: `decide` notes where it can go on, and returns the stack pointer at
-// which another does.
+// Suspend the running thread: `decide` records where it can continue, and returns the stack pointer
+// at which another does.
 extern "C" void cudacpu_suspend(void* (*decide)(void* argument, void* stack_pointer),
                                 void* argument);
 

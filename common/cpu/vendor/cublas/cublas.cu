@@ -64,7 +64,7 @@ cublasStatus_t reduce(cublasHandle_t handle, int64_t n, R* result, S start, Take
   return copied ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
-// The 1-based index of the first element whose magnitude is largest, or smallest; 0 of none.
+// Return the 1-based index of the first element of largest, or smallest, magnitude; 0 if none.
 template <bool LARGEST, class T>
 cublasStatus_t extremum(cublasHandle_t handle, int n, const T* x, int incx, int* result) {
   struct Found {
