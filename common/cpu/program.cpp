@@ -5,9 +5,9 @@
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
 //   CUDACPU_HOST_POINTERS  refuse or allow: as arguments of kernels
 //   CUDACPU_DEVICE_POINTERS  refuse or allow: that host code follows them
-//   CUDACPU_PROGRESS     seconds after which a launch says how far it is; default 5
+//   CUDACPU_PROGRESS     seconds after which a launch reports its progress; default 5
 //   CUDACPU_STREAMS      early or late: when the work of streams runs
-//   CUDACPU_HINTS        0 leaves out what the debugger's rows say
+//   CUDACPU_HINTS        0 omits the hints that the debugger's rows give
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cmath>
 #include <csignal>
@@ -75,8 +75,8 @@ int choice(const char* name, std::initializer_list<const char*> words, const cha
   refuse(name, value, allowed);
 }
 
-// Work of streams that is put off and that nothing has waited for. The main thread's own variables
-// are gone when the program ends, so another thread does it.
+// Run deferred work of streams that nothing has waited for. The main thread's own variables are
+// gone when the program ends, so another thread does it.
 void finish_work() {
   const std::string first = cudacpu_unfinished_work();
   if (first.empty()) return;
@@ -148,8 +148,9 @@ void aborted(int signal) {
 
 }  // namespace
 
-// The compiler's check of a function that ends without a value (-fsanitize=return). nvcc's host
-// code is not optimised and goes on; optimised code would run into whatever follows.
+// Called by the compiler's check of a function that ends without a value (-fsanitize=return).
+// nvcc's host code is not optimised and goes on; optimised code would run into the code that
+// follows.
 extern "C" [[noreturn]] void __ubsan_handle_missing_return(const void* data) {
   struct Place {
     const char* file;

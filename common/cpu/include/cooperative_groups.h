@@ -102,7 +102,7 @@ class thread_group {
 class grid_group : public thread_group {
  public:
   grid_group() : thread_group(details::Kind::kGrid) {}
-  // True if the kernel was launched cooperatively, so that sync() works.
+  // Return true if the kernel was launched cooperatively, so that sync() works.
   bool is_valid() const { return cudacpu::launched_cooperatively(); }
   unsigned long long block_rank() const { return details::block_in_grid(); }
   unsigned long long num_blocks() const { return details::blocks_of_grid(); }

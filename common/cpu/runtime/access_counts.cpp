@@ -42,7 +42,7 @@ constexpr uint32_t kBankBytes = 4;
 struct Counts {
   uint64_t requests = 0;
   uint64_t lanes = 0;
-  uint64_t bytes = 0;       // that the lanes asked for
+  uint64_t bytes = 0;       // requested by the lanes
   uint64_t sectors = 0;     // of global memory
   uint64_t wavefronts = 0;  // of shared memory: passes that the banks need,
   uint64_t conflicts = 0;   // and how many of these would be saved without conflicts

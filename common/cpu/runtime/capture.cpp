@@ -1,8 +1,8 @@
 // Stream capture: what is given to the streams that take part becomes nodes of a graph.
 //
 // A stream that waits for an event which a captured stream has recorded takes part from then on. A
-// stream's tail is what its next node depends on. What a GPU forbids meanwhile makes the capture
-// invalid: it records nothing more, and cudaStreamEndCapture says so.
+// stream's tail is the nodes on which its next node depends. A call that a GPU forbids meanwhile
+// makes the capture invalid: it records nothing more, and cudaStreamEndCapture returns the error.
 #include "graph.h"
 
 namespace cudacpu {

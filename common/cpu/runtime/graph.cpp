@@ -96,7 +96,7 @@ void write_dot(FILE* file, const CUgraph_st& graph, const std::string& name) {
 
 constexpr char kMemoryNodes[] = "a graph that allocates or frees memory cannot be copied";
 
-// Adds work that can be checked.
+// Add work that can be checked.
 template <class W>
 cudaError_t add_checked(cudaGraphNode_t* node, cudaGraph_t graph, const cudaGraphNode_t* nodes,
                         size_t count, const W& work) {

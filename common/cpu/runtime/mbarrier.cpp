@@ -17,7 +17,7 @@ struct Word {
   uint64_t pending : 20;   // of them, in this phase
   int64_t bytes : 21;      // due in this phase
   uint64_t parity : 1;     // of this phase, which is not complete
-  uint64_t mark : 2;       // kValid, unless nobody has initialised it
+  uint64_t mark : 2;       // kValid once it is initialised
 };
 static_assert(sizeof(Word) == sizeof(uint64_t));
 constexpr uint64_t kValid = 2;  // neither zeros nor the poison, which is all ones

@@ -481,7 +481,7 @@ class Worker {
   void progress() { polls_ = 0; }
   std::vector<MbarrierWaiters> mbarrier_waiters;
   uint32_t random();
-  // True if asynchronous work that starts now takes place at once.
+  // Return true if asynchronous work that starts now takes place at once.
   bool completes_at_once() {
     Completion when = launch_->schedule.completion;
     if (trace::is_on()) return false;  // the tracer sees for itself what a copy could race with
@@ -625,9 +625,9 @@ std::string describe_warpgroup(const Thread& thread);
 // ------------------------------------------------------------------ pool.cpp
 
 Worker& this_worker();
-// True if every worker of the launch has only polled since then, and still does.
+// Return true if every worker of the launch has only polled since then, and still does.
 bool everybody_polls(const Launch& launch, double since);
-// True if a worker of the launch answered the watchdog with the same thread so many times.
+// Return true if a worker of the launch answered the watchdog with the same thread so many times.
 bool somebody_answered_alike(const Launch& launch, unsigned times);
 // Send the signal to the OS threads that run this launch.
 void signal_workers(const Launch& launch, int signal);
@@ -736,7 +736,8 @@ class MemoryOpen {
   MemoryOpen();
   ~MemoryOpen();
 };
-// True if host code that touches this address may go on: it is a tensor's, and open from now on.
+// Return true if host code that touches this address may go on: it is a tensor's, and open from now
+// on.
 bool host_may_go_on(const void* address, void* pc);
 // The name of the tensor at this address that kernels may only read, or "".
 std::string read_only_tensor_at(const void* address);
@@ -761,10 +762,10 @@ void explain_host_access(const void* address, void* pc);
 
 // ------------------------------------------------------------------ memory.cpp
 
-// True if kernels may get no pointers to host memory, as in whole programs; a tensor is host
+// Return true if kernels may get no pointers to host memory, as in whole programs; a tensor is host
 // memory.
 bool refuses_host_pointers();
-// True if an address is not null, and not in or right after the end of an allocation or
+// Return true if an address is not null, and not in or right after the end of an allocation or
 // registration of this runtime, nor in a variable or function of the program or a library.
 bool is_host_memory(const void* address);
 // Record that some of these bytes, of arguments or of an array of pointers, may be addresses of
@@ -795,7 +796,7 @@ bool is_of_pool(const void* address);
 
 // ------------------------------------------------------------------ shared_between_processes.cpp
 
-// True if this process shares memory with others, so that one may wait for them.
+// Return true if this process shares memory with others, so that one may wait for them.
 bool shares_memory();
 // Stop sharing the memory at this address, which is about to be freed.
 void stop_sharing(void* address);

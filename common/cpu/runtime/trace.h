@@ -104,8 +104,8 @@ void written(const void* begin, size_t bytes);
 // counted: how a GPU arranges them in memory is not known.
 void image_accessed(const void* begin, size_t bytes, Kind kind, Site site);
 
-// True if accesses are recorded. Then one OS thread runs the launch, and copies are as late as they
-// can be, whatever the order of threads.
+// Return true if accesses are recorded. Then one OS thread runs the launch, and copies are as late
+// as they can be, whatever the order of threads.
 bool is_on();
 
 #else
@@ -144,8 +144,8 @@ inline bool is_on() {
 
 #endif
 
-// True if the bytes that asynchronous work reads and writes are needed: by the tracer, or in builds
-// of the variant "address" by the check when it is started.
+// Return true if the bytes that asynchronous work reads and writes are needed: by the tracer, or in
+// builds of the variant "address" by the check when it is started.
 inline bool wants_spans() {
 #ifdef CUDACPU_ADDRESS
   return true;

@@ -200,7 +200,7 @@ void compute(const char* arena, IssuedWgmma& wgmma, uint32_t warps) {
 
 // ------------------------------------------------------------------ accumulators
 
-constexpr uint32_t kPoison = 0xffffffffu;  // a NaN, as in shared memory nobody wrote
+constexpr uint32_t kPoison = 0xffffffffu;  // a NaN, as in unwritten shared memory
 
 // Call f(register of a lane, sum) for each element.
 template <class F>

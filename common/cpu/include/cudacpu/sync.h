@@ -35,7 +35,7 @@ inline void sync_grid(Site site) {
   cudacpu_suspend(&arrive_at_grid_barrier, &wait);
 }
 
-// True if all blocks of the grid are resident at once: grid.sync() works.
+// Return true if all blocks of the grid are resident at once: grid.sync() works.
 bool launched_cooperatively();
 
 // Give other threads their turn: the caller finds that one of them has to act first.

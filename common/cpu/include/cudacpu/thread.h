@@ -80,7 +80,7 @@ extern "C" void cudacpu_suspend(void* (*decide)(void* argument, void* stack_poin
 // kernel may be in a function that must not throw.
 [[noreturn]] void trap(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// True if it points to a local variable of a thread of this OS thread.
+// Return true if it points to a local variable of a thread of this OS thread.
 bool is_local(const void* pointer);
 
 // Number of the OS thread that runs this block: the model's streaming multiprocessor.
