@@ -210,7 +210,7 @@ Outcome run_once(const KernelWork& work, bool probe) {
       return {cudaSuccess, launch.kernel_cluster};
     case Stop::kRefused:
       return {set_error(launch.refusal, launch.refusal_reason)};
-    case Stop::kAsserted:  // threads that wait for the kernel learn of it
+    case Stop::kAsserted:  // a later wait for the kernel returns the error
       fprintf(stderr, "CUDA on CPU: %s%s\n", launch.error.c_str(), launch.describe().c_str());
       lose_context(cudaErrorAssert);
       return {};

@@ -78,8 +78,8 @@ void arrive_once(const uint64_t* barrier, Word& word, const char* what, Site sit
   end_phase_if_complete(barrier, word);
 }
 
-// Perform the copies that others have tied to this barrier of the block: a thread is about to test
-// whether it is complete.
+// Perform the copies that others have tied to this barrier of the block: a thread waits for it, or
+// tests it.
 void finish_copies(ResidentBlock& block, uint64_t* barrier, Word& word, Site site) {
   auto& arrivals = block.arrivals_after_copies;
   for (size_t i = 0; i < arrivals.size();) {
@@ -283,8 +283,8 @@ void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, S
     finish_copies(block, barrier, word, site);
 }
 
-// Check for transfers in flight when the block returns: they would reach the shared memory of the
-// next block.
+// End the launch for a transfer in flight when the block returns: it would reach the shared memory
+// of the next block.
 void check_transfers(const ResidentBlock& block) {
   const Transfer& transfer = block.transfers.front();
   worker->launch()->fail(

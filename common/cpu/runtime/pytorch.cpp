@@ -273,7 +273,7 @@ void cudacpu_close_tensors() {
   protect(false);
 }
 
-// Open tensors for the work of PyTorch itself in the meantime.
+// Open tensors for the work of PyTorch itself (1), or end that (0).
 void cudacpu_open_tensors(int open) {
   if (!tensors_closed.load()) return;
   std::lock_guard lock(tensors_mutex);

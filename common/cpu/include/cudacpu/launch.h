@@ -116,7 +116,7 @@ void enter_kernel(const KernelType* type, const char* signature, unsigned max_th
 // return to the scheduler, because no thread is left to start or others should run first.
 bool next_thread();
 
-// Record that a C++ exception left the kernel.
+// Report the C++ exception that left the kernel, and end the launch.
 void thread_threw();
 
 // The operations on a call: a kernel together with the arguments of a launch.

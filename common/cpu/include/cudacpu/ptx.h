@@ -133,7 +133,7 @@ extern const Operation kLoadMatrix1, kLoadMatrix2, kLoadMatrix4, kLoadMatrix1Tra
 
 [[noreturn]] void trap_matrix_row(const char* name, const void* row, Site site);
 
-// Return true if this lane's row is one of those that are moved. Traps if it is, and cannot be.
+// Return true if this lane's row is one of those that are moved. Trap if it is, and cannot be.
 inline bool has_matrix_row(const Operation& operation, unsigned matrices, const void* row,
                            Site site) {
   bool used = current->lane < 8 * matrices;

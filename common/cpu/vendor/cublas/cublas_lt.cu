@@ -49,7 +49,7 @@ struct Call {
   cudaStream_t stream;
 };
 
-// Return false if the epilogue is not provided.
+// Read the epilogue of a call. Return false if it is not provided.
 bool epilogue_of(const Call& call, Epilogue& epilogue) {
   const auto& desc = *call.desc;
   const auto chosen = desc.epilogue;
