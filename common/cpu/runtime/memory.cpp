@@ -68,7 +68,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   if (bytes >= size_t{64} << 20 && (cudaMemGetInfo(&free, nullptr), bytes > free))
     return set_error(cudaErrorMemoryAllocation);
   const size_t alignment = alignment_of(type);
-  // Where addresses are watched, the block has no extra byte. (aligned_alloc takes multiples only.)
+  // If addresses are watched, the block has no extra byte. (aligned_alloc takes multiples only.)
   const size_t room =
       kWatchesAddresses ? bytes : (bytes + kBeyond + alignment - 1) / alignment * alignment;
   void* block = nullptr;
