@@ -1,13 +1,13 @@
-// What a whole program needs beside its own code: settings from its environment, and an end with a
-// message when a kernel fails, for a launch throws and C code does not catch.
+// Support of a whole program: settings from its environment, and an end with a message when a
+// kernel fails, because a launch throws and C code does not catch.
 //
 //   CUDACPU_ORDER        forward, reverse or random     CUDACPU_SEED     of a random order
 //   CUDACPU_TIME_LIMIT   seconds of one launch          CUDACPU_THREADS  OS threads
 //   CUDACPU_HOST_POINTERS  refuse or allow: as arguments of kernels
 //   CUDACPU_DEVICE_POINTERS  refuse or allow: that host code follows them
-//   CUDACPU_PROGRESS     seconds after which a launch says how far it is; default 5
+//   CUDACPU_PROGRESS     seconds after which a launch reports its progress; default 5
 //   CUDACPU_STREAMS      early or late: when the work of streams runs
-//   CUDACPU_HINTS        0 leaves out what the debugger's rows say
+//   CUDACPU_HINTS        0 omits the hints that the debugger's rows give
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cmath>
 #include <csignal>
@@ -63,7 +63,7 @@ double number(const char* name, double least, double missing) {
   return result;
 }
 
-// Which of these words a variable is; the first where it is not set.
+// Return the index of the variable's value among these words; 0 where it is not set.
 int choice(const char* name, std::initializer_list<const char*> words, const char* allowed) {
   const char* value = getenv(name);
   if (!value || !*value) return 0;
@@ -75,8 +75,8 @@ int choice(const char* name, std::initializer_list<const char*> words, const cha
   refuse(name, value, allowed);
 }
 
-// Work of streams that is put off and that nothing has waited for. The main thread's own variables
-// are gone when the program ends, so another thread does it.
+// Run deferred work of streams that nothing has waited for. The main thread's own variables are
+// gone when the program ends, so another thread does it.
 void finish_work() {
   const std::string first = cudacpu_unfinished_work();
   if (first.empty()) return;
@@ -87,8 +87,8 @@ void finish_work() {
   std::thread(cudacpu_finish_work).join();
 }
 
-// What is wrong only on a GPU: refused, unless the variable allows it, or Thrust does it, whose
-// vectors are host memory here and whose algorithms are host code.
+// Return true if a use that is wrong only on a GPU is refused: unless the variable allows it, or
+// Thrust makes it, whose vectors are host memory here and whose algorithms are host code.
 bool refused(const char* name) {
 #ifdef THRUST_DEVICE_SYSTEM
   const char* value = getenv(name);
@@ -97,7 +97,7 @@ bool refused(const char* name) {
   return choice(name, {"refuse", "allow"}, "refuse or allow") == 0;
 }
 
-// For the debugger and the profiler: what was traced goes to this file.
+// Write the trace to this file, for the debugger and the profiler.
 void write_trace() {
 #ifdef CUDACPU_TRACE
   const char* path = getenv("CUDACPU_TRACE_FILE");
@@ -110,7 +110,7 @@ void write_trace() {
 
 bool hints = true;
 
-// What explains a wrong result afterwards.
+// Print hints that explain a wrong result afterwards.
 void print_hints() {
   if (const char* text = cudacpu_unchecked_launch(); *text)
     fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);
@@ -148,8 +148,9 @@ void aborted(int signal) {
 
 }  // namespace
 
-// The compiler's check of a function that ends without a value (-fsanitize=return). nvcc's host
-// code is not optimised and goes on; optimised code would run into whatever follows.
+// Called by the compiler's check of a function that ends without a value (-fsanitize=return).
+// nvcc's host code is not optimised and goes on; optimised code would run into the code that
+// follows.
 extern "C" [[noreturn]] void __ubsan_handle_missing_return(const void* data) {
   struct Place {
     const char* file;

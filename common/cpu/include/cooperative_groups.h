@@ -102,7 +102,7 @@ class thread_group {
 class grid_group : public thread_group {
  public:
   grid_group() : thread_group(details::Kind::kGrid) {}
-  // True if the kernel was launched cooperatively, so that sync() works.
+  // Return true if the kernel was launched cooperatively, so that sync() works.
   bool is_valid() const { return cudacpu::launched_cooperatively(); }
   unsigned long long block_rank() const { return details::block_in_grid(); }
   unsigned long long num_blocks() const { return details::blocks_of_grid(); }
@@ -364,7 +364,7 @@ inline constexpr bool kIsWideTile<thread_block_tile<Size, Parent>> = (Size > 32)
 
 // ---------------------------------------------------------------- partitions
 
-// Cuts a block, or a tile, into tiles. On the hardware, all its threads call this together.
+// Cut a block, or a tile, into tiles. On the hardware, all its threads call this together.
 template <unsigned Size>
 thread_block_tile<Size, thread_block> tiled_partition(const thread_block& block, CUDACPU_HERE) {
   if constexpr (Size > 32) cudacpu::check_tile(Size, {file, line});

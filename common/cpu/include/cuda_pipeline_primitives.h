@@ -23,7 +23,7 @@ inline void __pipeline_commit() {
 inline void __pipeline_wait_prior(size_t prior) {
   cudacpu::wait_for_copies(prior < 8 ? static_cast<unsigned>(prior) : 8);
 }
-// The phase of the barrier is not complete before the copies that this thread has begun.
+// Let the phase of the barrier complete only after the copies that this thread has begun.
 inline void __pipeline_arrive_on(__mbarrier_t* barrier, CUDACPU_HERE) {
   cudacpu::arrive_after_copies(barrier, true, {file, line});
 }

@@ -315,7 +315,7 @@ inline constexpr cudacpu::Operation kProduct{"wmma::mma_sync", P::compute};
 
 }  // namespace details
 
-// Every element of the fragment is `value`.
+// Set every element of the fragment to `value`.
 template <class Use, int M, int N, int K, class T, class Layout>
 void fill_fragment(fragment<Use, M, N, K, T, Layout>& f,
                    const typename details::Storage<T>::type& value) {

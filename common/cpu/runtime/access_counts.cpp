@@ -1,9 +1,10 @@
-// What a GPU's profiler would count of each access: requests, sectors, bank conflicts, lanes.
+// Counts that a GPU's profiler would report for each access: requests, sectors, bank conflicts,
+// lanes.
 //
-// A request is what the lanes of a warp do together. Here they run one after the other: the k-th
-// time that each of them comes to a place, they are taken to be there together. Counting starts
-// anew where all lanes of the warp meet. Lanes that part (a branch, loops of different lengths) and
-// come to the same place separately are together here, though they might not be on a GPU.
+// A request is one access that the lanes of a warp make together. Lanes run one after the other
+// here: the k-th times that each of them reaches a place count as one request. Counting restarts
+// where all lanes of the warp meet. Lanes that diverge (a branch, loops of different lengths) and
+// reach the same place separately count as together here, though they might not be on a GPU.
 #include "tracer.h"
 
 #include <deque>
@@ -21,7 +22,7 @@ struct Request {
   Space space = Space::kGlobal;
 };
 
-// Of one place, by one warp: requests that are not complete, and how often each lane was there.
+// Requests of one warp at one place that are not complete, and how often each lane was there.
 struct SiteRequests {
   uint32_t times[kWarpSize] = {};
   uint32_t finished = 0;
@@ -41,7 +42,7 @@ constexpr uint32_t kBankBytes = 4;
 struct Counts {
   uint64_t requests = 0;
   uint64_t lanes = 0;
-  uint64_t bytes = 0;       // that the lanes asked for
+  uint64_t bytes = 0;       // requested by the lanes
   uint64_t sectors = 0;     // of global memory
   uint64_t wavefronts = 0;  // of shared memory: passes that the banks need,
   uint64_t conflicts = 0;   // and how many of these would be saved without conflicts
@@ -52,7 +53,7 @@ std::map<CountsKey, Counts>& counts() {
   return instance;
 }
 
-// How many different numbers there are from first(lane) to last(lane), over these lanes.
+// Count the different numbers from first(lane) to last(lane), over these lanes.
 template <class First, class Last>
 uint64_t count_different(uint32_t lanes, First first, Last last, std::vector<uintptr_t>& found) {
   found.clear();
@@ -74,8 +75,8 @@ uint64_t count_sectors(const Request& request, std::vector<uintptr_t>& scratch) 
   return count_different(request.lanes, first, last, scratch);
 }
 
-// Passes over shared memory: in one, each bank gives one word, to as many lanes as want it. Eight
-// bytes a lane are served by half-warps, sixteen by quarters.
+// Count the passes over shared memory: in each, a bank delivers one word, to all lanes that read
+// it. Accesses of 8 bytes per lane are served by half-warps, those of 16 bytes by quarters.
 void count_wavefronts(const Request& request, Counts& counts, std::vector<uintptr_t>& scratch) {
   unsigned together = request.bytes <= 4 ? 32 : request.bytes == 8 ? 16 : 8;
   for (unsigned begin = 0; begin < kWarpSize; begin += together) {

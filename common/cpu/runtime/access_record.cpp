@@ -47,7 +47,7 @@ bool records() {
   return mode() == Mode::kRecord && traced.launch;
 }
 
-// Notes the allocation of the runtime API that holds the address, if one does.
+// Record the allocation of the runtime API that holds the address, if one does.
 void note_allocation(RecordedLaunch& launch, uintptr_t address) {
   for (const auto& [begin, bytes] : launch.allocations)
     if (address - begin < bytes) return;

@@ -85,7 +85,7 @@ std::string beside_local(uintptr_t address, size_t bytes) {
   return format("in the local variable %s, whose scope has ended", name);
 }
 
-// An allocation without a name.
+// Describe an allocation without a name.
 std::string beside_allocation(uintptr_t address, size_t bytes, bool freed) {
   char name[16];
   void* region = nullptr;
@@ -94,7 +94,7 @@ std::string beside_allocation(uintptr_t address, size_t bytes, bool freed) {
   if (!region) return "where nothing was allocated";
   auto begin = reinterpret_cast<uintptr_t>(region);
   const std::string whole = "an allocation of " + in_bytes(size);
-  // What a graph has freed stays allocated, and is forbidden.
+  // Memory that a graph has freed stays allocated, and is forbidden.
   bool inside = address >= begin && address + bytes <= begin + size;
   if (freed || inside) return "in " + whole + ", which has been freed";
   if (address < begin) return in_bytes(begin - address) + " before the start of " + whole;
@@ -105,7 +105,7 @@ std::string where(const void* pointer, size_t bytes) {
   auto address = reinterpret_cast<uintptr_t>(pointer);
   auto* bad = __asan_region_is_poisoned(const_cast<void*>(pointer), bytes);
   uint8_t shadow = bad ? shadow_of(reinterpret_cast<uintptr_t>(bad)) : uint8_t{0};
-  // Of 8 bytes only the first are good: what lies behind them tells why.
+  // Only the first of these 8 bytes are valid: the shadow of the bytes after them gives the reason.
   if (shadow > 0 && shadow < kGranule) shadow = shadow_of(address / kGranule * kGranule + kGranule);
   if (shadow == kStackLeft || shadow == kStackMiddle || shadow == kStackRight ||
       shadow == kStackAfterScope)
@@ -114,8 +114,8 @@ std::string where(const void* pointer, size_t bytes) {
   return named.empty() ? beside_allocation(address, bytes, shadow == kHeapFreed) : named;
 }
 
-// The user's line that led to this code address: helpers of the backend, from which it was called,
-// are passed over.
+// Return the user's line that led to this code address: helpers of the backend, from which it was
+// called, are skipped.
 std::string users_line(void* pc) {
   constexpr int kDeepest = 12;
   struct Search {
@@ -226,8 +226,8 @@ void __wrap___ubsan_handle_type_mismatch_v1(const MisalignedAccess* access, uint
   cudacpu::misaligned(*access, address, cudacpu::users_line(__builtin_return_address(0)));
 }
 
-// Called before a call that does not return, for locals that stay behind on the stack. libasan
-// would not know this stack.
+// Called before a call that does not return, for locals that stay on the stack. libasan would not
+// know this stack.
 void __wrap___asan_handle_no_return() {
   if (!cudacpu::current) {
     __asan_handle_no_return();

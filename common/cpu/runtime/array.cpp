@@ -52,7 +52,7 @@ cudaError_t add_object(unsigned long long* handle, const T& object) {
   return set_error(cudaErrorMemoryAllocation);
 }
 
-// Kernels that were launched before may use it.
+// Remove an object, after the kernels that were launched before: they may use it.
 template <class T>
 cudaError_t remove_object(unsigned long long handle) {
   if (handle == 0) return cudaSuccess;
@@ -287,7 +287,7 @@ cudaError_t cudaMemcpy2DArrayToArray(cudaArray_t to, size_t to_x, size_t to_y,
   return cudaMemcpy2DToArray(to, to_x, to_y, place, from->pitch(), width, height, kind);
 }
 
-// Those that NVIDIA has declared deprecated: bytes that fill row after row.
+// Functions that NVIDIA has declared deprecated: the bytes fill row after row.
 cudaError_t cudaMemcpyToArray(cudaArray_t to, size_t x, size_t y, const void* from, size_t bytes,
                               cudaMemcpyKind kind) {
   char* place = place_in(to, x, y, bytes);
@@ -345,7 +345,7 @@ cudaError_t cudaGetTextureObjectTextureDesc(cudaTextureDesc* description,
   *description = texture->description;
   return cudaSuccess;
 }
-// No texture has one.
+// No texture has a resource view.
 cudaError_t cudaGetTextureObjectResourceViewDesc(cudaResourceViewDesc*, cudaTextureObject_t) {
   return set_error(cudaErrorInvalidValue);
 }

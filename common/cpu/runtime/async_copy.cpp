@@ -1,5 +1,5 @@
-// cp.async: copies that take place when the schedule says, by default as late as is legal, at the
-// wait that requires them.
+// cp.async: copies that take place when the schedule requires, by default as late as is legal, at
+// the wait for them.
 #include "runtime.h"
 
 #include <cudacpu/ptx.h>

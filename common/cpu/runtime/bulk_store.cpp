@@ -32,7 +32,7 @@ void write(BulkStore& store) {
   store.write = nullptr;
 }
 
-// The running thread has waited.
+// Read the source of a store: the running thread has waited for that.
 void read_for_waiter(BulkStore& store) {
   if (!store.data.empty()) return;
   read(store);
@@ -74,7 +74,7 @@ void commit_stores() {
   stores.group_ends.push_back(stores.done + stores.pending.size());
 }
 
-// Groups that have only been read stay, for a later bulk_wait.
+// Wait for stores. Groups that have only been read stay, for a later bulk_wait.
 void wait_for_stores(unsigned n, bool only_read) {
   BulkStores& stores = stores_of_current();
   auto& ends = stores.group_ends;
@@ -92,8 +92,8 @@ void wait_for_stores(unsigned n, bool only_read) {
   ends.erase(ends.begin(), first_left);
 }
 
-// The block returns. What has been read is written now at the latest; what has not would read the
-// shared memory of the next block.
+// Finish the stores of a block that returns. Stores that were read are written now at the latest; a
+// store not yet read would read the shared memory of the next block.
 void finish_bulk_stores(ResidentBlock& block) {
   block.has_bulk_stores = false;
   for (size_t rank = 0; rank < block.bulk_stores.size(); ++rank) {

@@ -1,8 +1,8 @@
 // Stream capture: what is given to the streams that take part becomes nodes of a graph.
 //
 // A stream that waits for an event which a captured stream has recorded takes part from then on. A
-// stream's tail is what its next node depends on. What a GPU forbids meanwhile makes the capture
-// invalid: it records nothing more, and cudaStreamEndCapture says so.
+// stream's tail is the nodes on which its next node depends. A call that a GPU forbids meanwhile
+// makes the capture invalid: it records nothing more, and cudaStreamEndCapture returns the error.
 #include "graph.h"
 
 namespace cudacpu {
@@ -32,13 +32,13 @@ cudaError_t report_invalid(const Capture& capture) {
   return set_error(cudaErrorStreamCaptureInvalidated, capture.why_invalid);
 }
 
-// Whether the legacy default stream would wait for a stream of the capture.
+// Return true if the legacy default stream would wait for a stream of the capture.
 bool has_blocking_stream(const Capture& capture) {
   return std::any_of(capture.streams.begin(), capture.streams.end(),
                      [](const auto* stream) { return !(stream->flags & cudaStreamNonBlocking); });
 }
 
-// What follows is called with the lock held.
+// The functions below are called with the lock held.
 
 cudaError_t use_of_legacy_stream(const char* function) {
   bool forbidden = false;
@@ -78,7 +78,7 @@ void join(const std::shared_ptr<Capture>& capture, CUstream_st& stream) {
   capture->streams.push_back(&stream);
 }
 
-// Whether a stream has recorded what the origin has not waited for.
+// Return true if a stream has recorded nodes that the origin has not waited for.
 bool is_unjoined(const Capture& capture) {
   std::vector<bool> reached(capture.graph->nodes.size());
   std::vector<cudaGraphNode_t> pending = capture.origin->tail;

@@ -1,8 +1,9 @@
 // Thread block clusters: their barrier, and addresses in each other's shared memory.
 //
 // The shared memory of a block may be used by the others from its first instruction to its last. A
-// program makes sure of that with the cluster's barrier. To find those that do not, the arena of a
-// block that has not begun, or has returned, is closed: an access faults, and the report says why.
+// program ensures that with the cluster's barrier. To find those that do not, the arena of a block
+// that has not begun, or has returned, is closed: an access faults, and the report gives the
+// reason.
 #include "runtime.h"
 
 #include <cudacpu/capability.h>
@@ -11,7 +12,7 @@ namespace cudacpu {
 
 namespace {
 
-// In a launch without clusters, a block that asks is one by itself.
+// Return the running thread's cluster. In a launch without clusters, a block forms one by itself.
 Cluster& cluster_of_current() {
   ResidentBlock& block = block_of(*current);
   if (!block.cluster) worker->form_cluster({&block});

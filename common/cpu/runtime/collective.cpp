@@ -5,14 +5,14 @@ namespace cudacpu {
 
 namespace {
 
-// Calls f(lane) for each bit.
+// Call f(lane) for each bit.
 template <class F>
 void each(uint32_t lanes, F f) {
   for (; lanes; lanes &= lanes - 1) f(static_cast<unsigned>(__builtin_ctz(lanes)));
 }
 
-// What an undefined value is: in another order of threads another one, so that a result shows that
-// it depends on it.
+// Return an undefined value: it changes with the order of threads, so that a result that depends on
+// it changes, too.
 uint64_t undefined() {
   return worker->launch()->schedule.threads == Order::kForward ? ~uint64_t{0} : 0x4b4b4b4b4b4b4b4b;
 }
@@ -91,7 +91,7 @@ void compute_xor(Thread* lanes, uint32_t arrived) {
 }
 void compute_nothing(Thread*, uint32_t) {}
 
-// "lane 3", "lanes 16 to 31", or "lanes 0x80000001".
+// Return "lane 3", "lanes 16 to 31", or "lanes 0x80000001".
 std::string in_words(uint32_t lanes) {
   const int count = __builtin_popcount(lanes), first = __builtin_ctz(lanes);
   const int last = 31 - __builtin_clz(lanes);
@@ -108,9 +108,9 @@ uint32_t lanes_that_returned(const Meeting& meeting, const Thread& thread, uint3
   return meeting.mask & exist & ~arrived;
 }
 
-// Says which lanes a shuffle's mask names that have returned, if that is looked for: nothing orders
-// their return before the call, and CUDA demands the call of each lane that is named and has not
-// returned. Returns whether the launch ends for it.
+// Report the lanes of a shuffle's mask that have returned, if that is checked: nothing orders their
+// return before the call, and CUDA demands the call of each lane that is named and has not
+// returned. Return true if the launch ends for it.
 bool refuse_mask(const Meeting& meeting, const Thread& thread, uint32_t arrived) {
   if (meeting.mask == arrived || !meeting.operation.shuffles) return false;
   const Masks masks = settings().masks.load(std::memory_order_relaxed);
@@ -135,8 +135,8 @@ bool refuse_mask(const Meeting& meeting, const Thread& thread, uint32_t arrived)
   return false;
 }
 
-// Computes, takes the entry out of the table, and lets the lanes run next, lowest first (highest
-// first in reverse order), before any other warp.
+// Compute, take the entry out of the table, and let the lanes run next, lowest first (highest first
+// in reverse order), before any other warp.
 void complete(Warp& warp, Collective& entry) {
   uint32_t arrived = entry.arrived;
   const Thread& first = warp.lanes[__builtin_ctz(arrived)];
@@ -244,7 +244,7 @@ void complete_collectives(Warp& warp) {
 
 }  // namespace cudacpu
 
-// The first shuffle that read a lane that did not take part, or "".
+// Return the first shuffle that read a lane that did not take part, or "".
 extern "C" const char* cudacpu_undefined_shuffle() {
   return cudacpu::shuffle_text.c_str();
 }

@@ -22,7 +22,7 @@ struct Deferred {
   double done_at = -1;     // s, as seconds() counts
 };
 
-// What a stream was given last, which outlives the stream.
+// The last operation of a stream, which outlives the stream.
 struct DeferredQueue {
   bool blocking;  // ordered with the legacy default stream
   DeferredWork last = {};
@@ -30,7 +30,7 @@ struct DeferredQueue {
 
 namespace {
 
-// So often, a query says that the work is not ready; then it runs it, so that polling ends.
+// The number of queries that report unfinished work; the next one runs it, so that polling ends.
 constexpr unsigned kNotReadyAnswers = 3;
 
 struct Deferrals {
@@ -46,7 +46,7 @@ Deferrals& deferrals() {
   return instance;
 }
 
-// What follows is called with the lock held.
+// The functions below are called with the lock held.
 
 DeferredQueue& queue_of(CUstream_st& stream) {
   if (!stream.queue) {
@@ -61,8 +61,8 @@ DeferredQueue& queue_of(CUstream_st& stream) {
   return *stream.queue;
 }
 
-// What the next operation of this stream comes after: the stream's last one, and across the legacy
-// default stream those of all streams that are ordered with it.
+// Return the operations that the next one of this stream comes after: the stream's last one, and
+// across the legacy default stream those of all streams that are ordered with it.
 std::vector<DeferredWork> tails_of(cudaStream_t handle) {
   CUstream_st* stream = stream_at(handle);
   std::vector<DeferredWork> tails;
@@ -86,7 +86,7 @@ DeferredWork push(cudaStream_t handle, std::string what, std::function<cudaError
   return work;
 }
 
-// Which of two operations that may both be next is the one that runs: that of the higher rank.
+// Return the rank of an operation: of two that may both be next, the one of higher rank runs.
 uint64_t rank_of(const Deferred& work, const Schedule& schedule) {
   if (schedule.blocks != Order::kRandom) return work.number;
   uint64_t mixed = (work.number + schedule.seed) * 0x9e3779b97f4a7c15ull;
@@ -102,7 +102,7 @@ cudaError_t perform_now(Deferred& work) {
   return error;
 }
 
-// Does these, and first all that they come after. Returns the first error.
+// Run these, and first all that they come after. Return the first error.
 cudaError_t complete(const std::vector<DeferredWork>& targets) {
   struct Node {
     size_t missing = 0;
@@ -253,8 +253,8 @@ void cudacpu_set_late_streams(int on) {
   settings().late_streams = on != 0;
 }
 
-// The operation that was submitted first of those that nothing has waited for, or "". The text is
-// valid until the next call.
+// Return the operation that was submitted first of those that nothing has waited for, or "". The
+// text is valid until the next call.
 const char* cudacpu_unfinished_work() {
   static std::string text;
   std::lock_guard lock(deferrals().mutex);
@@ -265,20 +265,20 @@ const char* cudacpu_unfinished_work() {
   return text.c_str();
 }
 
-// Does all that is put off. Throws what the work throws.
+// Run all deferred work. Throw what the work throws.
 void cudacpu_finish_work() {
   wait_for_all();
 }
 
-// A launcher's check with late streams begins. All host arrays count as pinned, whose copies are
-// the latest. The current stream is not the default one, also where the arguments are host arrays.
+// Begin a launcher's check with late streams. All host arrays count as pinned, because their copies
+// are the latest. The current stream is not the default one, even if the arguments are host arrays.
 void cudacpu_begin_late_check() {
   play_current_stream(true);
   settings().host_is_pinned = true;
   settings().late_streams = true;
 }
 
-// The current stream copies an argument, late.
+// Copy an argument late, in the current stream.
 void cudacpu_copy_late(uintptr_t to, uintptr_t from, size_t bytes) {
   defer(current_stream(), "a copy of an argument", [=] {
     const MemoryOpen open;
@@ -287,8 +287,8 @@ void cudacpu_copy_late(uintptr_t to, uintptr_t from, size_t bytes) {
   });
 }
 
-// It ends: does what the current stream waits for, then all else. Returns what failed, or which
-// work the current stream does not wait for, or "". The text is valid until the next call.
+// End the check: run what the current stream waits for, then all else. Return what failed, or the
+// work that the current stream does not wait for, or "". The text is valid until the next call.
 const char* cudacpu_end_late_check() {
   static std::string text;
   text.clear();
@@ -305,7 +305,7 @@ const char* cudacpu_end_late_check() {
   if (text.empty() && !unfinished.empty())
     text = "CUDA on CPU: the current stream does not wait for " + unfinished +
            "\n  record an event behind it, and let the current stream wait for that event";
-  // What throws ends a wait early: nothing may be left when the check's memory goes.
+  // An exception ends a wait early: no work may be left when the check's memory is freed.
   while (!deferrals().pending.empty()) attempt(wait_for_all);
   forget_freed_memory();
   play_current_stream(false);

@@ -252,7 +252,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return cudaSuccess;
 }
 
-// Everything was done when it was called, unless streams are late.
+// All work was done when it was called, unless streams are late.
 cudaError_t cudaDeviceSynchronize() {
   const cudaError_t error = refuse_for_device("cudaDeviceSynchronize");
   return error != cudaSuccess ? error : wait_for_all();

@@ -5,7 +5,7 @@ namespace cudacpu {
 
 namespace {
 
-// Whether an executable graph has been made of it, or of what it is a clone of, and still exists.
+// Return true if an executable graph of it, or of the graph that it was cloned from, still exists.
 bool is_instantiated(const CUgraph_st& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const auto& node) {
     const auto* allocate = std::get_if<Allocate>(&node->work);
@@ -23,7 +23,7 @@ cudaError_t set_in_executable(cudaGraphExec_t executable, cudaGraphNode_t node, 
   return cudaSuccess;
 }
 
-// Why the work of a node cannot take the place of another's.
+// Return the reason why the work of a node cannot replace another's.
 cudaGraphExecUpdateResult compare(const CUgraphNode_st& old, const CUgraphNode_st& fresh,
                                   cudaGraphExecUpdateResultInfo& info);
 
@@ -65,7 +65,7 @@ cudaGraphExecUpdateResult compare(const CUgraphNode_st& old, const CUgraphNode_s
   return cudaGraphExecUpdateSuccess;
 }
 
-// Takes over the work of each node. Those of the clone still stand for the nodes that it was made
+// Take over the work of each node. The nodes of the clone still stand for those that it was made
 // from.
 void take_over(CUgraph_st& old, const CUgraph_st& fresh) {
   for (size_t i = 0; i < old.nodes.size(); ++i) {
@@ -76,7 +76,7 @@ void take_over(CUgraph_st& old, const CUgraph_st& fresh) {
   }
 }
 
-// A launch, of an executable graph that is not recorded.
+// Launch an executable graph, without recording it.
 cudaError_t launch(CUgraphExec_st& executable) {
   if (executable.releases_first)
     for (const auto& node : executable.graph->nodes)

@@ -31,8 +31,8 @@ bool in_kernel() {
   return current && worker;
 }
 
-// Lets the OS thread go on in its worker's main loop when the handler returns. The stack pointer is
-// of no use for that: after an overflow, it may point anywhere.
+// Let the OS thread continue in its worker's main loop when the handler returns. The stack pointer
+// is of no use for that: after an overflow, it may point anywhere.
 void leave_fiber_for_good(ucontext_t& context) {
   void* main = worker->next_is_main();
 #if defined(__x86_64__)
@@ -53,14 +53,14 @@ void on_fault(int signal, siginfo_t* info, void* context_pointer) {
     sigaction(signal, &previous[signal], nullptr);
     return;
   }
-  // An address that is not canonical raises a general protection fault, which does not tell it.
+  // An address that is not canonical raises a general protection fault, which does not report it.
   void* address = info->si_code == SI_KERNEL ? kNotTold : info->si_addr;
   worker->fault = {signal, address, program_counter(context), current};
   leave_fiber_for_good(context);
 }
 
-// Whether the address is code of the library that holds the kernel. Only there is it safe to leave
-// at any instruction: elsewhere, a lock of the C library may be held.
+// Return true if the address is code of the library that holds the kernel. Leaving at any
+// instruction is safe only there: elsewhere, a lock of the C library may be held.
 bool is_kernel_code(const void* pc, const Launch& launch) {
   struct Search {
     uintptr_t pc, kernel;
@@ -134,9 +134,9 @@ void use_signal_stack() {
 
 namespace {
 
-// Whether the instruction there moves a vector and requires that its address is aligned (movaps,
-// movdqa and their like, also as AVX): only then, or where an address is none, does x86 raise a
-// general protection fault.
+// Return true if the instruction moves a vector and requires an aligned address (movaps, movdqa and
+// their like, also as AVX). x86 raises a general protection fault only for these, and for an
+// address that is not canonical.
 bool is_aligned_move([[maybe_unused]] const void* pc) {
 #if defined(__x86_64__)
   auto* at = static_cast<const uint8_t*>(pc);

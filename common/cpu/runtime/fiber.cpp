@@ -111,7 +111,7 @@ constexpr unsigned kFibersPerMapping = 64;
 // lines, and a barrier would take 1.5 times as long.
 constexpr size_t kStackBytes = 256 * 1024;
 
-// Makes the page below a stack inaccessible. Linux 6.13 can do that within a mapping; before, it
+// Make the page below a stack inaccessible. Linux 6.13 can do that within a mapping; before, it
 // cuts the mapping in two, and a process has no more than 65,530. Many cores with many threads each
 // come near that: the last of them go without a guard.
 bool protect(char* guard) {

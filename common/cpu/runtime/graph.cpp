@@ -17,7 +17,7 @@ constexpr cudaGraphNodeType kTypes[] = {cudaGraphNodeTypeKernel,   cudaGraphNode
                                         cudaGraphNodeTypeMemAlloc, cudaGraphNodeTypeMemFree};
 static_assert(std::size(kTypes) == std::variant_size_v<Work>);
 
-// Whether it allocates or frees: then there is one of it at a time.
+// Return true if it allocates or frees memory: then there is one of it at a time.
 bool has_memory_nodes(const CUgraph_st& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const auto& node) {
     return type_of(*node) == cudaGraphNodeTypeMemAlloc ||
@@ -29,7 +29,7 @@ bool is_same(const Schedule& a, const Schedule& b) {
   return a.blocks == b.blocks && a.seed == b.seed;
 }
 
-// The dependencies that the API gives as arrays; false if a node is not of this graph, or twice.
+// Read the dependencies from the API's arrays; false if a node is not of this graph, or twice.
 bool read_dependencies(const CUgraph_st& graph, const cudaGraphNode_t* nodes, size_t count,
                        std::vector<Dependency>& dependencies) {
   if (count && !nodes) return false;
@@ -42,8 +42,8 @@ bool read_dependencies(const CUgraph_st& graph, const cudaGraphNode_t* nodes, si
   return true;
 }
 
-// Copies as many nodes as there is room for; `count` is that number before, and how many there are
-// after.
+// Copy as many nodes as there is room for; `count` is that room before, and the number of nodes
+// copied after. Without `out`, only set `count` to the number of nodes.
 cudaError_t give_nodes(const std::vector<cudaGraphNode_t>& nodes, cudaGraphNode_t* out,
                        size_t* count) {
   if (!count) return set_error(cudaErrorInvalidValue);
@@ -76,8 +76,8 @@ std::string label_of(const CUgraphNode_st& node) {
   return std::holds_alternative<Empty>(node.work) ? "EMPTY" : "GRAPH";
 }
 
-// Writes the nodes of a graph, a child graph in a box of its own. `name`: begins those of its
-// nodes.
+// Write the nodes of a graph, a child graph in a box of its own. `name`: the prefix of the names of
+// its nodes.
 void write_dot(FILE* file, const CUgraph_st& graph, const std::string& name) {
   for (const auto& node : graph.nodes) {
     std::string own = name + "_" + std::to_string(node->index);
@@ -96,7 +96,7 @@ void write_dot(FILE* file, const CUgraph_st& graph, const std::string& name) {
 
 constexpr char kMemoryNodes[] = "a graph that allocates or frees memory cannot be copied";
 
-// Adds work that can be checked.
+// Add work that can be checked.
 template <class W>
 cudaError_t add_checked(cudaGraphNode_t* node, cudaGraph_t graph, const cudaGraphNode_t* nodes,
                         size_t count, const W& work) {

@@ -91,11 +91,11 @@ inline cudaError_t perform(const Empty&) {
   return cudaSuccess;
 }
 
-// Memory for a node that allocates, and its address from now on.
+// Allocate memory for a node, which keeps its address from now on.
 cudaError_t allocate_for_graph(void** address, size_t bytes, Allocate& work);
 // Bytes that graphs have allocated and not freed.
 size_t memory_of_graphs();
-// A graph has allocated memory (graph_memory.cpp).
+// Record that a graph has allocated memory (graph_memory.cpp).
 void note_memory_of_graphs();
 
 // Free the allocations of the graph's last run that have not been freed yet.
@@ -258,7 +258,7 @@ inline bool is_default(cudaStream_t stream) {
 // The stream itself; null for the legacy default stream.
 CUstream_st* stream_at(cudaStream_t stream);
 
-// A stream that is to be destroyed takes part no longer; without its origin, a capture ends.
+// Remove a stream that is to be destroyed from its capture; without its origin, a capture ends.
 void leave_capture(cudaStream_t stream);
 
 // The fate of work for this stream; the error is the reason of a refusal.
@@ -297,7 +297,7 @@ cudaError_t refuse_in_capture(cudaStream_t stream, const char* function);
 // The error of a call that queries an event which was recorded in a capture.
 cudaError_t refuse_captured_event(cudaEvent_t event, const char* function);
 
-// Events of streams that are captured. False if that has nothing to do with it.
+// Record an event, or wait for one, in a capture. Return false if none is involved.
 bool captured_record(cudaEvent_t event, cudaStream_t stream, cudaError_t& status);
 bool captured_wait(cudaStream_t stream, cudaEvent_t event, cudaError_t& status);
 

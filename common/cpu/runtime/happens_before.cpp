@@ -10,7 +10,7 @@ Running running;
 
 namespace {
 
-// What was made known by atomic and volatile stores to an address: to all, and to each block.
+// Knowledge released by atomic and volatile stores to an address: to all, and to each block.
 struct Released {
   Knowledge to_all;
   std::unordered_map<uint32_t, Knowledge> to_block;
@@ -24,7 +24,7 @@ bool precedes(const Known& a, const Known& b) {
   return a.block != b.block ? a.block < b.block : a.rank < b.rank;
 }
 
-// What a thread has done, and knows of its block beyond `known`.
+// Append the accesses of a thread, and those of its block that it knows beyond `known`.
 void append_own(KnownList& list, const BlockTrace& block, unsigned rank) {
   unsigned first = rank / kWarpSize * kWarpSize;
   const uint32_t* lanes = block.warps[rank / kWarpSize].lanes[rank % kWarpSize];
@@ -36,7 +36,7 @@ void append_own(KnownList& list, const BlockTrace& block, unsigned rank) {
   if (block.floor > 0) list.push_back({block.number, kAllThreads, block.floor - 1});
 }
 
-// All that a thread knows and has done.
+// Return all that a thread knows and has done.
 Knowledge snapshot(const BlockTrace& block, unsigned rank) {
   auto own = std::make_shared<KnownList>();
   append_own(*own, block, rank);
@@ -49,7 +49,7 @@ Knowledge join_all(const std::vector<Knowledge>& parts) {
   return result;
 }
 
-// Adds to `parts` unless the same list is there; threads mostly share one.
+// Add to `parts` unless the same list is there; threads mostly share one.
 void add_part(std::vector<Knowledge>& parts, const Knowledge& part) {
   if (part && std::find(parts.begin(), parts.end(), part) == parts.end()) parts.push_back(part);
 }
@@ -58,7 +58,7 @@ unsigned rank_of(const Thread& thread) {
   return static_cast<unsigned>(&thread - block_of(thread).threads.data());
 }
 
-// What those who arrived at a barrier in this phase have made known, and in the last one all did.
+// Knowledge of the threads that arrived at a barrier in this phase, and of all in the last phase.
 struct BarrierKnowledge {
   KnownList arrivals;
   std::vector<Knowledge> known;
@@ -76,8 +76,8 @@ void arrive(const void* barrier, BlockTrace& block, unsigned rank) {
   ++block.threads[rank].clock;
 }
 
-// Of a sorted list: keeps the latest clock of each thread, and only what the entry for all threads
-// of its block, which comes last, does not cover.
+// Compress a sorted list: keep the latest clock of each thread, and drop entries that the one for
+// all threads of its block, which comes last, covers.
 void compress(KnownList& list) {
   size_t kept = 0, begin = 0;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -110,7 +110,7 @@ Knowledge join(const Knowledge& a, const Knowledge& b) {
 
 namespace {
 
-// Whether the running thread knows the access, if this is what it knows.
+// Return true if the running thread knows the access, given this knowledge.
 bool is_in(uint32_t floor, const uint32_t (&lanes)[kWarpSize], const Knowledge& others,
            uint32_t block, unsigned rank, uint32_t clock) {
   if (block == running.block->number) {
@@ -159,7 +159,7 @@ void begin_clocks(BlockTrace& block) {
 
 namespace {
 
-// What threads that meet have known and fenced, which all of them do from then on.
+// The joint knowledge and fences of threads that meet, which all of them have from then on.
 class Meeting {
  public:
   void add(const ThreadTrace& thread) {
@@ -183,7 +183,7 @@ class Meeting {
   std::array<std::vector<Knowledge>, kReaches> fenced_;
 };
 
-// All threads of these blocks have met.
+// Let all threads of these blocks meet.
 void meet(const std::vector<BlockTrace*>& blocks) {
   Meeting meeting;
   for (BlockTrace* block : blocks) {
@@ -286,8 +286,8 @@ uint32_t clock_of_current() {
 
 // ------------------------------------------------------------------ fences and atomics
 
-// What was done before a fence is known to whoever sees a later atomic or volatile store. Seeing it
-// is enough: the fence that the reader needs, too, is not asked for.
+// Make earlier accesses known to each thread that sees a later atomic or volatile store. Seeing it
+// is enough: the reader needs a fence, too, but it is not required here.
 void fence(Reach reach) {
   acquire_fence();
   auto& fenced = running.thread->fenced;
@@ -313,7 +313,7 @@ void make_known_at(const void* address, const Knowledge& to_block, const Knowled
   there = join(there, to_block);
 }
 
-// What was made known there to the running thread.
+// Return the knowledge released at this address to the running thread.
 Knowledge known_at(const void* address) {
   auto found = released().find(address);
   if (found == released().end()) return nullptr;

@@ -99,16 +99,17 @@ struct Running {
 };
 extern Running running;
 
-// True if the running thread knows the access of thread `rank` of block `block` at its `clock`.
+// Return true if the running thread knows the access of thread `rank` of block `block` at its
+// `clock`.
 bool is_known(uint32_t block, unsigned rank, uint32_t clock);
 
 void fence(Reach reach);
 void acquire_fence();
 void fence_for_engine();
 void fence_mbarrier_init();
-// True if a fence for the copy engine lies on the way from a store of a thread to the running one:
-// the former's, if the latter knows of it, or the latter's, if it knew of the store. For the store
-// that begins an mbarrier, the former's fence may also be the one for those.
+// Return true if a fence for the copy engine lies on the way from a store of a thread to the
+// running one: the former's, if the latter knows of it, or the latter's, if it knew of the store.
+// For the store that begins an mbarrier, the former's fence may also be the one for those.
 bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock, bool begins_mbarrier);
 // An atomic access to an address, or a volatile one that counts as such. The first makes known what
 // the thread has fenced, the second all that it has done and knows; a store replaces what others

@@ -1,4 +1,4 @@
-// What is known of each kernel, and the part of the runtime API that asks or sets it.
+// Data of each kernel, and the part of the runtime API that queries or sets it.
 #include "runtime.h"
 
 #include <unordered_map>

@@ -23,7 +23,7 @@ struct BoundCall {
   }
 };
 
-// Turns an argument into a parameter, as C++ does where a kernel is called; false if only C++ can.
+// Convert an argument to a parameter, as C++ does in a call; return false if only C++ can.
 bool convert(const ArgumentType& from, const void* value, const ArgumentType& to, void* into) {
   using enum ArgumentKind;
   if (*from.type == *to.type || (from.kind == kPointer && to.kind == kPointer)) {
@@ -68,7 +68,7 @@ bool convert(const ArgumentType& from, const void* value, const ArgumentType& to
   return true;
 }
 
-// Room for the arguments of a kernel, which the work owns from now on.
+// Allocate memory for the arguments of a kernel, which the work owns from now on.
 BoundCall& bind(KernelWork& work, const KernelType& type) {
   size_t alignment = alignof(std::max_align_t);
   size_t bytes = sizeof(BoundCall) + type.count * sizeof(void*);
@@ -94,7 +94,7 @@ BoundCall& bind(KernelWork& work, const KernelType& type) {
   return *call;
 }
 
-// Gives work that was captured at a launch the form that cudaKernelNodeParams needs.
+// Convert work that was captured at a launch to the form that cudaKernelNodeParams needs.
 cudaError_t make_bound(KernelWork& work) {
   if (!work.call_type) return cudaSuccess;
   const std::string place = format("the launch at %s:%d", work.site.file, work.site.line);

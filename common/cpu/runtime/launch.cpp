@@ -18,7 +18,7 @@ unsigned blocks_of(const dim3& cluster) {
   return cluster.x * cluster.y * cluster.z;
 }
 
-// What is wrong with the cluster of this launch, or "".
+// Return the error in the cluster of this launch, or "".
 std::string wrong_with_cluster(const Configuration& config) {
   const dim3 &grid = config.grid, &cluster = config.cluster;
   if (!cluster.x || !cluster.y || !cluster.z)
@@ -31,7 +31,7 @@ std::string wrong_with_cluster(const Configuration& config) {
   return "";
 }
 
-// What is wrong with the extents of a grid or a block, or "". what: "a grid of %u blocks".
+// Return the error in the extents of a grid or a block, or "". what: "a grid of %u blocks".
 std::string wrong_with_extents(const char* what, const dim3& extents, const dim3& most) {
   const bool one_axis = extents.y == 1 && extents.z == 1;
   const struct {
@@ -49,8 +49,8 @@ std::string wrong_with_extents(const char* what, const dim3& extents, const dim3
   return "";
 }
 
-// What this card cannot launch at all. (cudaErrorNotSupported for clusters is what the runtime's
-// documentation suggests; it was not tried on such a card.)
+// Refuse launches that this card cannot run at all. (The runtime's documentation suggests
+// cudaErrorNotSupported for clusters; it was not tried on such a card.)
 cudaError_t check_card(const Configuration& config) {
   const Model& card = model();
   if (config.shared_bytes > most_shared())
@@ -63,7 +63,7 @@ cudaError_t check_card(const Configuration& config) {
   return cudaSuccess;
 }
 
-// Of the launch that is refused: "add<<<(4,1,1), (256,1,1), 1024>>> at add.cu:7".
+// Describe the launch that is refused: "add<<<(4,1,1), (256,1,1), 1024>>> at add.cu:7".
 std::string text_of(const LaunchSite& site, const Configuration& config) {
   const std::string grid = text_of(config.grid), block = text_of(config.block);
   const std::string shared = config.shared_bytes ? format(", %zu", config.shared_bytes) : "";
@@ -71,8 +71,8 @@ std::string text_of(const LaunchSite& site, const Configuration& config) {
                 block.c_str(), shared.c_str(), site.file, site.line);
 }
 
-// An order of the clusters that needs no table: position * stride + shift modulo their number, with
-// a stride that has no divisor in common with it.
+// Choose an order of the clusters that needs no table: position * stride + shift modulo their
+// number, with a stride that is coprime to that number.
 void choose_random_order(Launch& launch) {
   uint64_t mixed = (uint64_t{launch.schedule.seed} + 1) * 0x9e3779b97f4a7c15ull;
   launch.shift = mixed % launch.clusters;
@@ -138,7 +138,7 @@ uint64_t Launch::cluster_at(uint64_t position) const {
   }
 }
 
-// As the launch has it, or by the kernel's own name where the launch has a variable.
+// Return the name as the launch gives it, or the kernel's own name if the launch uses a variable.
 std::string Launch::kernel_name() const {
   const char* told = signature.load();
   if (!told) return site.kernel ? site.kernel : "(unknown)";
@@ -161,7 +161,7 @@ struct Outcome {
   const KernelType* type = nullptr;
 };
 
-// `probe`: only up to the kernel's first instruction.
+// Run the launch; with `probe`, only up to the kernel's first instruction.
 Outcome run_once(const KernelWork& work, bool probe) {
   const auto& [site, config] = std::tie(work.site, work.config);
   if (std::string wrong = wrong_with_shape(config.grid, config.block); !wrong.empty())
@@ -210,7 +210,7 @@ Outcome run_once(const KernelWork& work, bool probe) {
       return {cudaSuccess, launch.kernel_cluster};
     case Stop::kRefused:
       return {set_error(launch.refusal, launch.refusal_reason)};
-    case Stop::kAsserted:  // whoever waits for the kernel learns of it
+    case Stop::kAsserted:  // a later wait for the kernel returns the error
       fprintf(stderr, "CUDA on CPU: %s%s\n", launch.error.c_str(), launch.describe().c_str());
       lose_context(cudaErrorAssert);
       return {};
@@ -241,8 +241,7 @@ cudaError_t probe(KernelWork& work) {
 
 namespace {
 
-// Throws where an argument points to memory that a kernel cannot access on a GPU, if that is looked
-// for.
+// Throw if an argument points to memory that a kernel cannot access on a GPU, if that is checked.
 void refuse_host_pointers(const LaunchSite& site, const CallType& type, void* call) {
   if (!refuses_host_pointers()) return;
   std::vector<void*> arguments(type.count + 1);

@@ -11,13 +11,13 @@ namespace {
 
 constexpr int kMaxArrivals = (1 << 20) - 1;  // and bytes due
 
-// What the 8 bytes hold here; on a GPU their layout is not for the program to know.
+// The contents of the 8 bytes here; on a GPU their layout is opaque to the program.
 struct Word {
   uint64_t arrivals : 20;  // that a phase needs
   uint64_t pending : 20;   // of them, in this phase
   int64_t bytes : 21;      // due in this phase
   uint64_t parity : 1;     // of this phase, which is not complete
-  uint64_t mark : 2;       // kValid, unless nobody has initialised it
+  uint64_t mark : 2;       // kValid once it is initialised
 };
 static_assert(sizeof(Word) == sizeof(uint64_t));
 constexpr uint64_t kValid = 2;  // neither zeros nor the poison, which is all ones
@@ -78,8 +78,8 @@ void arrive_once(const uint64_t* barrier, Word& word, const char* what, Site sit
   end_phase_if_complete(barrier, word);
 }
 
-// Somebody wants to know whether this barrier of the block is complete: copies that others have
-// tied to it must take place now.
+// Perform the copies that others have tied to this barrier of the block: a thread waits for it, or
+// tests it.
 void finish_copies(ResidentBlock& block, uint64_t* barrier, Word& word, Site site) {
   auto& arrivals = block.arrivals_after_copies;
   for (size_t i = 0; i < arrivals.size();) {
@@ -283,7 +283,8 @@ void queue_transfer(Transfer transfer, ResidentBlock& block, const char* what, S
     finish_copies(block, barrier, word, site);
 }
 
-// The block returns. What is still under way would come to the shared memory of the next block.
+// End the launch for a transfer in flight when the block returns: it would reach the shared memory
+// of the next block.
 void check_transfers(const ResidentBlock& block) {
   const Transfer& transfer = block.transfers.front();
   worker->launch()->fail(

@@ -13,8 +13,8 @@ constexpr size_t kPage = 4096;
 constexpr size_t kPitch = 512;
 constexpr size_t kBeyond = 64;  // bytes behind an allocation that are watched
 constexpr unsigned char kFresh = 0xff;
-// What they hold, a large number in every type. What a kernel computes from NaN and writes back is
-// the same NaN, which would not be noticed.
+// The value of these bytes, a large number in every type. NaN would not do: a kernel that computes
+// from NaN writes back the same NaN, which would not be noticed.
 constexpr unsigned char kUntouched = 0x4a;  // 3.3 million in float, 12.6 in half
 constexpr char kFreed[] = "of memory that a graph has freed";
 
@@ -68,7 +68,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   if (bytes >= size_t{64} << 20 && (cudaMemGetInfo(&free, nullptr), bytes > free))
     return set_error(cudaErrorMemoryAllocation);
   const size_t alignment = alignment_of(type);
-  // Where addresses are watched, not a byte more. (aligned_alloc takes multiples only.)
+  // If addresses are watched, the block has no extra byte. (aligned_alloc takes multiples only.)
   const size_t room =
       kWatchesAddresses ? bytes : (bytes + kBeyond + alignment - 1) / alignment * alignment;
   void* block = nullptr;
@@ -113,7 +113,7 @@ cudaError_t release(void* address, cudaMemoryType type) {
   return cudaSuccess;
 }
 
-// Device memory, or managed.
+// Release device memory, or managed.
 cudaError_t release_device(void* address) {
   if (!address) return cudaSuccess;
   {
@@ -125,8 +125,8 @@ cudaError_t release_device(void* address) {
   return release(address, cudaMemoryTypeDevice);
 }
 
-// False if the range begins in an allocation of ours and ends beyond it. Memory that this library
-// did not allocate (a tensor, the host's) cannot be judged.
+// Return false if the range begins in an allocation of ours and ends beyond it. Memory that this
+// library did not allocate (a tensor, the host's) cannot be judged.
 bool fits(const void* address, size_t bytes) {
   std::lock_guard lock(memory().mutex);
   const auto* holder = find(address);
@@ -134,7 +134,7 @@ bool fits(const void* address, size_t bytes) {
          static_cast<const char*>(address) + bytes <= holder->first + holder->second.bytes;
 }
 
-// Whether it was allocated for the device alone.
+// Return true if the memory was allocated for the device alone.
 bool is_device_memory(const void* address) {
   std::lock_guard lock(memory().mutex);
   const auto* holder = find(address);
@@ -146,7 +146,7 @@ size_t extent(size_t pitch, size_t width, size_t height) {
   return (height - 1) * pitch + width;
 }
 
-// Whether it is memory that a graph has freed, or not allocated yet.
+// Return true for memory that a graph has freed, or not allocated yet.
 bool is_freed(const void* address) {
   std::lock_guard lock(memory().mutex);
   const auto* holder = find(address);
@@ -157,7 +157,7 @@ Fill row(void* to, int value, size_t bytes) {
   return {to, bytes, static_cast<unsigned>(value), 1, bytes, 1};
 }
 
-// No graph allocates at this address any more. What is not freed is the program's to free.
+// Record that no graph allocates at this address any more. The program has to free what remains.
 void leave_to_program(void* address) {
   std::lock_guard lock(memory().mutex);
   auto found = memory().allocations.find(static_cast<char*>(address));
@@ -174,7 +174,7 @@ void leave_to_program(void* address) {
 
 std::atomic<bool> host_pointers_refused{false};
 
-// Whether an address is in a segment of the program or of one of its libraries.
+// Return true if an address is in a segment of the program or of one of its libraries.
 bool is_in_module(uintptr_t address) {
   auto look = [](dl_phdr_info* info, size_t, void* data) {
     const uintptr_t address = *static_cast<uintptr_t*>(data);
@@ -189,7 +189,7 @@ bool is_in_module(uintptr_t address) {
   return dl_iterate_phdr(look, &address) != 0;
 }
 
-// For a function that allocates at once, which a capture may forbid.
+// Allocate at once, which a capture may forbid.
 cudaError_t allocate_now(const char* function, void** address, size_t bytes, cudaMemoryType type) {
   if (cudaError_t error = refuse_unsafe(function); error != cudaSuccess) return error;
   return allocate(address, bytes, type);
@@ -200,7 +200,7 @@ char* in_symbol(const void* symbol, size_t offset) {
   return static_cast<char*>(const_cast<void*>(symbol)) + offset;
 }
 
-// Memory of the host that is neither pinned nor managed.
+// Return true for memory of the host that is neither pinned nor managed.
 bool is_pageable(const void* address) {
   if (settings().host_is_pinned) return false;
   std::lock_guard lock(memory().mutex);
@@ -230,9 +230,9 @@ bool writes_pageable(const Copy& copy) {
          is_pageable(copy.to);
 }
 
-// What a GPU does of a function that has no stream, where streams are late: it uses the legacy
-// default stream and waits, but not for a copy within the device, for the way of staged memory to
-// the device, nor for a fill of device memory.
+// Defer work of a function that has no stream as a GPU does, where streams are late: it uses the
+// legacy default stream and waits, but not for a copy within the device, for the transfer of staged
+// memory to the device, nor for a fill of device memory.
 cudaError_t defer_without_stream(const Copy& copy) {
   const bool staged = reads_pageable(copy) && !writes_pageable(copy);
   const bool within_device =
@@ -248,7 +248,7 @@ cudaError_t defer_without_stream(const Fill& fill) {
   return is_pinned(fill.to) ? wait_for(cudaStreamLegacy) : cudaSuccess;
 }
 
-// For a function that has no stream.
+// Submit the work of a function that has no stream.
 template <class W>
 cudaError_t submit_without_stream(const W& work, const char* function) {
   if (cudaError_t error = refuse_on_legacy_stream(function); error != cudaSuccess) return error;
@@ -256,8 +256,8 @@ cudaError_t submit_without_stream(const W& work, const char* function) {
   return streams_are_late() ? defer_without_stream(work) : perform(work);
 }
 
-// Whether the range is memory that moves, managed or the system's own, and the location one where
-// it could be. The system's memory cannot be judged.
+// Check that the range is memory that can move, managed or the system's own, and that the location
+// is valid for it. The system's memory cannot be judged.
 cudaError_t check_movable(const void* address, size_t bytes, cudaMemLocation location) {
   switch (location.type) {
     case cudaMemLocationTypeDevice:
@@ -366,8 +366,8 @@ namespace {
 std::atomic<bool> looking_for_unset{false};  // in programs, until one is found
 std::string unset_in_copy;
 
-// Whether these are floats of usual sizes beside some that are exactly the NaN of memory that
-// nothing has written: arithmetic hands it on, bit for bit.
+// Return true if these are floats of usual sizes together with some that are exactly the NaN of
+// memory that nothing has written: arithmetic passes it on, bit for bit.
 template <class Word>
 bool has_unset(const Word* words, size_t n, int exponent_bits) {
   constexpr Word unset = ~Word{0};
@@ -384,7 +384,7 @@ bool has_unset(const Word* words, size_t n, int exponent_bits) {
   return found && numbers;
 }
 
-// Whether the memory is that of an allocation which nothing can have written to.
+// Return true if the memory belongs to an allocation that nothing can have written to.
 bool never_given(const void* address) {
   std::lock_guard lock(memory().mutex);
   const auto* holder = find(address);
@@ -619,7 +619,7 @@ extern "C" {
 void cudacpu_look_for_unset(int on) {
   looking_for_unset = on != 0;
 }
-// What look_for_unset has found, or "".
+// Return what look_for_unset has found, or "".
 const char* cudacpu_unset_in_copy() {
   return unset_in_copy.c_str();
 }
@@ -628,7 +628,7 @@ void cudacpu_refuse_host_pointers(int on) {
   host_pointers_refused.store(on);
 }
 
-// How many allocations of the runtime API are not freed yet.
+// Return the number of allocations of the runtime API that are not freed yet.
 size_t cudacpu_allocations() {
   std::lock_guard lock(memory().mutex);
   return memory().allocations.size();
@@ -692,7 +692,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   return cudaSuccess;
 }
 
-// Where managed memory is makes no difference here: these two only look at their arguments.
+// The location of managed memory has no effect here: these two only check their arguments.
 cudaError_t cudaMemPrefetchAsync(const void* address, size_t bytes, cudaMemLocation location,
                                  unsigned flags, cudaStream_t stream) {
   if (cudaError_t error = refuse_in_capture(stream, "cudaMemPrefetchAsync"); error != cudaSuccess)

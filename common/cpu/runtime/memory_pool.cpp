@@ -49,7 +49,7 @@ Pools& pools() {
   return instance;
 }
 
-// Gives back what is neither used nor to be kept.
+// Release reserved memory that is neither used nor to be kept.
 void release_beyond(CUmemPoolHandle_st& pool, uint64_t kept) {
   if (kept >= pool.reserved) return;
   pool.reserved = std::min(pool.reserved, round_up(std::max(pool.used, kept), kReservedUnit));
@@ -156,7 +156,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* wante
   pools().created.push_back(*pool);
   return cudaSuccess;
 }
-// What was allocated from it stays until it is freed.
+// Destroy a pool. Memory that was allocated from it stays until it is freed.
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   std::lock_guard lock(pools().mutex);
   if (!pools().knows(pool) || pool == pools().standard) return set_error(cudaErrorInvalidValue);

@@ -33,7 +33,7 @@ std::string text_of(int capability) {
   return format("%d.%d", capability / 10, capability % 10);
 }
 
-// For what only one architecture has, in its a-variant.
+// Trap for a feature that only one architecture has, in its a-variant.
 [[noreturn]] void trap_specific(const char* feature, const char* which, Site site) {
   trap(site, "%s needs compute capability %s; %s has %s", feature, which, device_name().c_str(),
        model().name);
@@ -99,7 +99,7 @@ std::string too_much_shared(size_t bytes, size_t most) {
 
 extern "C" {
 
-// Returns 0 for a name that is no model's, and changes nothing then.
+// Set the model. Return 0 for a name that is no model's, and change nothing then.
 int cudacpu_set_model(const char* name) {
   const cudacpu::Model* found = name ? cudacpu::find(name) : nullptr;
   if (!found) return 0;
@@ -109,8 +109,8 @@ int cudacpu_set_model(const char* name) {
   return 1;
 }
 
-// The card that is played becomes a small one: few multiprocessors, little shared memory to opt in
-// to unless `shared` is not 0, few blocks along y. cudacpu_set_model ends that.
+// Make the card that is played a small one: few multiprocessors, little shared memory to opt in to
+// unless `shared` is not 0, few blocks along y. cudacpu_set_model ends that.
 void cudacpu_set_small(int shared) {
   using namespace cudacpu;
   if (plays_small) return;

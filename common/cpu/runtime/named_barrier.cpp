@@ -35,7 +35,7 @@ void arrive_at_named_barrier(Thread* lanes, uint32_t arrived) {
   }
   if (divided || request.threads != barrier.expected) return;
   trace::warp_arrived_at(&barrier, lanes, arrived);
-  barrier.arrived += kWarpSize;  // a warp counts as a whole, whoever of it has returned
+  barrier.arrived += kWarpSize;  // a warp counts as a whole, even if lanes have returned
   if (barrier.arrived < barrier.expected) return;
   barrier.arrived = 0;
   ++barrier.phase;

@@ -1,5 +1,5 @@
-// What memory is called, for messages: tensors by the names that Python gives them, __shared__
-// variables by their declarations.
+// Names of memory for messages: tensors by their names in Python, __shared__ variables by their
+// declarations.
 #include "runtime.h"
 
 namespace cudacpu {
@@ -13,7 +13,7 @@ struct NamedMemory {
   std::string name;
   bool lasts = false;  // a variable of a kernel file: forget_names() keeps it
 
-  // How far an address is from it; 0 within.
+  // Return the distance of an address from this memory; 0 within.
   size_t distance(uintptr_t address) const {
     if (address < begin) return begin - address;
     return address < begin + bytes ? 0 : address - (begin + bytes) + 1;
@@ -25,7 +25,7 @@ constexpr size_t kNear = 64 * 1024;  // bytes; what lies farther off is not what
 std::mutex names_mutex;
 std::vector<NamedMemory> names;
 
-// "index 3 of x", or how far beside x the bytes lie.
+// Return "index 3 of x", or the distance of the bytes from x.
 std::string place(const NamedMemory& memory, uintptr_t address, size_t bytes) {
   const char* name = memory.name.c_str();
   auto offset = static_cast<std::ptrdiff_t>(address - memory.begin);

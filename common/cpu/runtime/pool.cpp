@@ -108,7 +108,7 @@ void run_on_workers(Launch& launch) {
   }
   pool->work.notify_all();
   this_worker().run(launch);
-  // Nobody joins from here on; who has joined must have left before the launch may end.
+  // No worker joins from here on; those that have joined must leave before the launch may end.
   std::unique_lock lock(pool->mutex);
   pool->launch = nullptr;
   pool->done.wait(lock, [] { return pool->joined == 0; });

@@ -1,4 +1,4 @@
-// What a launcher finds when PyTorch calls it, played as strictly as a launcher's check needs it.
+// The environment of a launcher that PyTorch calls, as strict as a launcher's check needs it.
 //
 // While one is checked, the current stream is not the default one, and the current device is not
 // the tensors': a launcher that names neither gives its work to the wrong one, which this backend
@@ -67,7 +67,7 @@ void protect(bool open) {
                                : PROT_READ);
 }
 
-// Throws if a launcher does this without a device guard.
+// Throw if a launcher does this without a device guard.
 void check_device_of_caller(const char* what, const std::string& where = "") {
   if (!checks_launcher.load(std::memory_order_relaxed) || current) return;
   if (current_device() != kTensorsDevice)
@@ -145,7 +145,7 @@ MemoryOpen::~MemoryOpen() {
   if (open_for.fetch_sub(1) == 1) protect(false);
 }
 
-// Called by a signal handler, on the thread that touched it: nothing else changes the list then.
+// Called by a signal handler, on the thread that accessed it: nothing else changes the list then.
 bool host_may_go_on(const void* address, void* pc) {
   if (!tensors_closed.load()) return false;
   for (const ClosedTensor& tensor : closed_tensors) {
@@ -196,7 +196,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaGetDevice(int* device) {
   if (!device) return set_error(cudaErrorInvalidValue);
-  // What is found out about it, its compute capability for example, would be another GPU's.
+  // Queried properties, its compute capability for example, would be another GPU's.
   check_device_of_caller("the number of the current device was requested");
   *device = current_device();
   return cudaSuccess;
@@ -208,7 +208,7 @@ cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 
-// A launcher's check begins (1) or ends (0), in the calling thread and those that it starts.
+// Begin (1) or end (0) a launcher's check, in the calling thread and those that it starts.
 void cudacpu_check_launcher(int on) {
   chosen_device = -1;
   if (on) {
@@ -223,35 +223,35 @@ void cudacpu_check_launcher(int on) {
   play_current_stream(on != 0);
 }
 
-// This memory alone lies on the other device from now on.
+// Place this memory alone on the other device from now on.
 void cudacpu_on_other_device(uintptr_t begin, size_t bytes) {
   other_begin.store(begin);
   other_end.store(begin + bytes);
 }
 
-// The first launches of the check that began last: see note_launch. The text is valid until the
-// next check begins.
+// Return the first launches of the check that began last: see note_launch. The text is valid until
+// the next check begins.
 const char* cudacpu_launches() {
   return launches_text.c_str();
 }
 
-// How many there were.
+// Return the number of launches of that check.
 uint64_t cudacpu_launch_count() {
   return launches;
 }
 
-// The first barrier of that check that threads missed because they had returned, or "".
+// Return the first barrier of that check that threads missed because they had returned, or "".
 const char* cudacpu_early_return() {
   return early_return.c_str();
 }
 
-// Kernels, copies and fills so far.
+// Return the number of kernels, copies and fills so far.
 uint64_t cudacpu_work_done() {
   return work_done.load();
 }
 
-// The tensor's memory, with `band` bytes of its own around it, is closed to host code from
-// cudacpu_close_tensors on.
+// Register a tensor, whose memory is closed to host code from cudacpu_close_tensors on, with `band`
+// bytes of its own around it.
 void cudacpu_add_tensor(uintptr_t begin, size_t bytes, size_t band, int writable,
                         const char* name) {
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -273,14 +273,14 @@ void cudacpu_close_tensors() {
   protect(false);
 }
 
-// For what PyTorch itself does in the meantime.
+// Open tensors for the work of PyTorch itself (1), or end that (0).
 void cudacpu_open_tensors(int open) {
   if (!tensors_closed.load()) return;
   std::lock_guard lock(tensors_mutex);
   if (open ? open_for.fetch_add(1) == 0 : open_for.fetch_sub(1) == 1) protect(open != 0);
 }
 
-// Opens all of them for good. Returns which one host code touched, and where, or "".
+// Open all of them for good. Return the one that host code touched, and the place, or "".
 const char* cudacpu_forget_tensors() {
   static std::string found;
   std::lock_guard lock(tensors_mutex);

@@ -144,7 +144,7 @@ Place place_of(const Past& past) {
   return {past.site, past.block, past.rank, static_cast<Kind>(past.kind), 1u << past.size};
 }
 
-// Notes the access in one cell, after a look at those before it. False if it raced.
+// Record the access in one cell, after a look at those before it. Return false if it raced.
 bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
   constexpr auto kRead = static_cast<uint8_t>(Kind::kRead);
   const uint32_t block = running.block->number;
@@ -168,7 +168,7 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
         (is_strong(past.kind, past.is_volatile, same_warp, access.space) &&
          is_strong(static_cast<uint8_t>(access.kind), access.is_volatile, same_warp, access.space));
     if (!known && !harmless && past.mask & mask) {
-      // Who does not even know of its start needs more than a wait.
+      // A thread that does not even know of its start needs more than a wait.
       bool lacks_wait = past.pending && (past.kind != kRead || start_known);
       report(lacks_wait ? "copy" : "race", access, place_of(past));
       good = false;
@@ -180,7 +180,7 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
       report(access.at_mbarrier ? "mbarrier" : "fence", access, place_of(past));
       good = false;
     }
-    // What this access makes out of date: whoever races with that races with this access as well.
+    // Accesses that this one makes out of date: each that races with them races with this one, too.
     bool stronger = access.kind == Kind::kWrite && !access.is_volatile;
     bool alike =
         past.kind == static_cast<uint8_t>(access.kind) && past.is_volatile == access.is_volatile;
@@ -210,7 +210,7 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
   return good;
 }
 
-// Calls f(cell, mask of its bytes) for every four bytes; f says whether to go on.
+// Call f(cell, mask of its bytes) for every four bytes; f returns true to go on.
 template <class PageOf, class F>
 void each_cell(uintptr_t address, size_t bytes, PageOf page_of, F f) {
   for (uintptr_t end = address + bytes; address < end;) {
@@ -222,7 +222,7 @@ void each_cell(uintptr_t address, size_t bytes, PageOf page_of, F f) {
   }
 }
 
-// Whether all bytes of shared memory have been written; or notes that they are.
+// Return true if all these bytes of shared memory have been written; or record that they are.
 bool all_written(const BlockTrace& block, uintptr_t offset, size_t bytes) {
   for (uintptr_t at = offset; at < offset + bytes; ++at)
     if (!(block.written[at / 64] >> at % 64 & 1)) return false;
@@ -250,8 +250,8 @@ void check_shared(const Access& access) {
 
 }  // namespace
 
-// A loop around compare-and-swap begins with a plain read, of a value that may be out of date: the
-// swap finds out. CUDA's guide has it so, and it is no race that matters.
+// Record a plain read before a loop around compare-and-swap. Its value may be out of date: the swap
+// detects that. CUDA's guide has this form, and the race is harmless.
 static void note_guess(const Access& access) {
   ThreadTrace& thread = *running.thread;
   if (access.kind == Kind::kAtomic && access.address == thread.read_address)
@@ -299,7 +299,7 @@ void settle(uintptr_t address, size_t bytes, ResidentBlock* owner, const Starter
   each_cell(address - reinterpret_cast<uintptr_t>(owner->arena), bytes, page_of, settle_cell);
 }
 
-// Another block ran here before.
+// Reset the shadow of shared memory: another block ran here before.
 void begin_shared_shadow(BlockTrace& block) {
   for (auto& page : block.shadow)
     if (page) page->launch = 0;

@@ -170,7 +170,7 @@ struct ArrivalAfterCopies {
   uint32_t clock;  // of that thread, for the tracer
 };
 
-// Something that the copy engine brings to a block, and that an mbarrier there waits for.
+// A transfer of the copy engine to a block, for which an mbarrier there waits.
 struct Transfer {
   uint64_t* barrier;
   int bytes;
@@ -481,7 +481,7 @@ class Worker {
   void progress() { polls_ = 0; }
   std::vector<MbarrierWaiters> mbarrier_waiters;
   uint32_t random();
-  // True if asynchronous work that starts now takes place at once.
+  // Return true if asynchronous work that starts now takes place at once.
   bool completes_at_once() {
     Completion when = launch_->schedule.completion;
     if (trace::is_on()) return false;  // the tracer sees for itself what a copy could race with
@@ -625,9 +625,9 @@ std::string describe_warpgroup(const Thread& thread);
 // ------------------------------------------------------------------ pool.cpp
 
 Worker& this_worker();
-// True if every worker of the launch has only polled since then, and still does.
+// Return true if every worker of the launch has only polled since then, and still does.
 bool everybody_polls(const Launch& launch, double since);
-// True if a worker of the launch answered the watchdog with the same thread so many times.
+// Return true if a worker of the launch answered the watchdog with the same thread so many times.
 bool somebody_answered_alike(const Launch& launch, unsigned times);
 // Send the signal to the OS threads that run this launch.
 void signal_workers(const Launch& launch, int signal);
@@ -672,7 +672,7 @@ constexpr size_t kSharedGap = 256;
 // writes for the running thread; its kernel's own accesses are checked by the compiler.
 void check_access(const void* address, size_t bytes, bool write, Site site);
 void check_spans(const trace::Spans& spans, Site site);
-// From now on a kernel may, or may not, touch this memory.
+// Allow, or forbid, kernels to touch this memory from now on.
 void allow(const void* memory, size_t bytes);
 void forbid(const void* memory, size_t bytes);
 constexpr bool kWatchesAddresses = true;
@@ -715,10 +715,10 @@ cudaError_t set_error(cudaError_t code);
 // Record that a launch by <<<>>> was refused: only cudaGetLastError returns it. launch: named by
 // the reason.
 void note_refused_launch(const LaunchSite& site, const std::string& launch, cudaError_t code);
-// A kernel has failed in a way after which a GPU's context answers every call with this error;
-// cudaSuccess: a new context.
+// Record that a kernel has failed in a way after which a GPU's context answers every call with this
+// error; cudaSuccess: a new context.
 void lose_context(cudaError_t code);
-// That error, then also the last one of this thread, or cudaSuccess.
+// Return that error, which then is also the last one of this thread, or cudaSuccess.
 cudaError_t lost_context();
 
 // ------------------------------------------------------------------ pytorch.cpp
@@ -736,15 +736,16 @@ class MemoryOpen {
   MemoryOpen();
   ~MemoryOpen();
 };
-// True if host code that touches this address may go on: it is a tensor's, and open from now on.
+// Return true if host code that touches this address may go on: it is a tensor's, and open from now
+// on.
 bool host_may_go_on(const void* address, void* pc);
 // The name of the tensor at this address that kernels may only read, or "".
 std::string read_only_tensor_at(const void* address);
 void count_work();
 // Let PyTorch's current stream be a separate one (on), or the default one.
 void play_current_stream(bool on);
-// Kept for what explains a wrong result, while a launcher is checked: a kernel has run; threads of
-// a block had returned when the others met at a barrier.
+// Record events that explain a wrong result, while a launcher is checked: a kernel has run; threads
+// of a block had returned when the others met at a barrier.
 void note_launch(const dim3& grid, const dim3& block);
 void note_early_return(const ResidentBlock& block, const Barrier& barrier);
 
@@ -761,14 +762,14 @@ void explain_host_access(const void* address, void* pc);
 
 // ------------------------------------------------------------------ memory.cpp
 
-// True if kernels may get no pointers to host memory, as in whole programs; a tensor is host
+// Return true if kernels may get no pointers to host memory, as in whole programs; a tensor is host
 // memory.
 bool refuses_host_pointers();
-// True if an address is not null, and not in or right after the end of an allocation or
+// Return true if an address is not null, and not in or right after the end of an allocation or
 // registration of this runtime, nor in a variable or function of the program or a library.
 bool is_host_memory(const void* address);
-// Some of these bytes, of arguments or of an array of pointers, may be addresses of allocations,
-// which something else may write to from now on.
+// Record that some of these bytes, of arguments or of an array of pointers, may be addresses of
+// allocations, which something else may write to from now on.
 void note_given(const void* data, size_t bytes);
 // A description of the allocation of the runtime API that holds it, and of the place, or "".
 std::string describe_allocation(const void* address);
@@ -777,8 +778,8 @@ std::pair<const void*, size_t> allocation_around(const void* address);
 // Name each allocation of which a byte right after its end was changed since the last launch: a GPU
 // lets that pass. "" for none.
 std::string writes_beyond_allocations(const Launch& launch);
-// For cudaMallocAsync: memory that is there when the stream comes to it; if that is `captured`, it
-// is the graph's.
+// Allocate memory for cudaMallocAsync: it exists when the stream reaches the call; if that is
+// `captured`, it is the graph's.
 cudaError_t allocate_in_order(void** address, size_t bytes, cudaStream_t stream, bool& captured);
 // If streams are late, memory that was freed is kept until no work is left that may use it. The
 // first throws if the address is in such memory; `what` uses it.
@@ -789,15 +790,15 @@ std::pair<void*, size_t> pages_of_allocation(const void* address);
 
 // ------------------------------------------------------------------ memory_pool.cpp
 
-// The memory at this address is freed, or not a pool's.
+// Return freed memory at this address to its pool; do nothing if it is not a pool's.
 void leave_pool(const void* address);
 bool is_of_pool(const void* address);
 
 // ------------------------------------------------------------------ shared_between_processes.cpp
 
-// True if this process shares memory with others, so that one may wait for them.
+// Return true if this process shares memory with others, so that one may wait for them.
 bool shares_memory();
-// The memory at this address is about to be freed.
+// Stop sharing the memory at this address, which is about to be freed.
 void stop_sharing(void* address);
 
 // ------------------------------------------------------------------ print.cpp

@@ -31,10 +31,10 @@ namespace {
 // process has no more than 65,530 mappings.
 constexpr size_t kMaxLiveThreads = 8192;
 
-// How often, in polls, to look at the clock for an endless spin.
+// The number of polls between two looks at the clock for an endless spin.
 constexpr uint64_t kPollsPerLook = 1024;
 
-// In a random schedule, how often a parking thread gives way to one that has not begun.
+// In a random schedule, one in so many parking threads gives way to one that has not begun.
 constexpr uint32_t kStartOneIn = 8;
 
 }  // namespace
@@ -67,7 +67,7 @@ void Worker::make_current(Thread* thread) {
   trace::switched_to(*thread);
 }
 
-// The stack pointer of what can run next.
+// Return the stack pointer of the thread that can run next.
 void* Worker::next() {
   if (launch_->stopping()) return next_is_main();
   bool start = wants_unstarted();
@@ -93,14 +93,14 @@ void* Worker::next_is_main() {
   return main_stack_pointer_;
 }
 
-// The main stack gives way to threads, until none of them can run.
+// Leave the main stack for threads, until none of them can run.
 void* leave_main(void* self, void* stack_pointer) {
   auto& worker = *static_cast<Worker*>(self);
   worker.main_stack_pointer_ = stack_pointer;
   return worker.next();
 }
 
-// A fiber whose threads have returned is free for others.
+// Leave a fiber whose threads have returned: it is free for others.
 void* leave_fiber(void* argument, void* stack_pointer) {
   auto& fiber = *static_cast<Fiber*>(argument);
   fiber.stack_pointer = stack_pointer;
@@ -216,7 +216,7 @@ ResidentBlock& Worker::free_block() {
   return block;
 }
 
-// The next block, or the next cluster of blocks.
+// Take the next block, or the next cluster of blocks.
 bool Worker::take_blocks() {
   uint64_t position = launch_->next_position.fetch_add(1, std::memory_order_relaxed);
   if (position >= launch_->clusters) return false;
@@ -347,7 +347,7 @@ void Worker::retire(ResidentBlock& block) {
   }
 }
 
-// All of its blocks have returned, or the launch has failed.
+// Dissolve a cluster: all of its blocks have returned, or the launch has failed.
 void Worker::dissolve(Cluster& cluster) {
   for (ResidentBlock* block : cluster.blocks) {
     set_arena_state(*block, ArenaState::kOpen);
@@ -434,8 +434,8 @@ void Worker::poll(const Wait& wait) {
   self.wait = &wait;
   if (!polled) progress();  // an atomic operation succeeded since
   polled = true;
-  // After two rounds in which everybody only polled, nobody here will act. Another block may; or
-  // another worker; or nobody.
+  // After two rounds in which all threads only polled, no thread here will act. Another block may
+  // act, or another worker, or none.
   if (++polls_ > 2 * (uint64_t{ready_.size} + 1) && first_unstarted_ == live_.size()) {
     if ((live_.size() + launch_->cluster_size) * launch_->threads <= kMaxLiveThreads &&
         take_blocks()) {
@@ -457,7 +457,7 @@ void Worker::poll(const Wait& wait) {
   self.polling = false;
 }
 
-// True when all workers of the launch have done nothing but poll for some time, and no other
+// Return true if all workers of the launch have done nothing but poll for some time, and no other
 // process can end that.
 bool Worker::endless_spin() {
   if (shares_memory()) return false;

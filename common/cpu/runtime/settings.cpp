@@ -1,4 +1,4 @@
-// What the process that runs kernels can choose; backend.py calls these.
+// Settings of the process that runs kernels; backend.py calls these functions.
 #include "runtime.h"
 
 #include <thread>

@@ -1,7 +1,7 @@
 // cudaIpc…MemHandle: memory that several processes use, each at an address of its own.
 //
-// The pages of an allocation become those of a nameless file (memfd) when its handle is asked for:
-// its content moves there, its address stays. The handle says where another process finds the file:
+// The pages of an allocation become those of a nameless file (memfd) when its handle is requested:
+// its content moves there, its address stays. The handle identifies the file for another process:
 // among the open files of this one, as long as it lives and has not freed the memory.
 #include "runtime.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint32_t kHandleMark = 0x63704970;
 
-// What the 64 bytes of a handle hold; they are not for the program to know.
+// The contents of the 64 bytes of a handle, which are opaque to the program.
 struct Handle {
   uint32_t mark;
   int32_t process;
@@ -52,7 +52,7 @@ void note_whether_it_shares() {
   shares.store(!sharing().exports.empty() || !sharing().imports.empty());
 }
 
-// Moves the pages to a file; -1 if that cannot be.
+// Move the pages to a file; return -1 if that is not possible.
 int move_to_file(void* address, size_t bytes) {
   open_to_host(address);
   const int file = memfd_create("cuda-on-cpu", MFD_CLOEXEC);
@@ -96,7 +96,7 @@ using namespace cudacpu;
 
 extern "C" {
 
-// Of memory from cudaMalloc; of an address within it, the handle is of all of it.
+// Return the handle of memory from cudaMalloc; for an address within it, that of all of it.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* address) {
   if (!handle) return set_error(cudaErrorInvalidValue);
   if (kWatchesAddresses)

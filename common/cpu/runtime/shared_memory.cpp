@@ -9,7 +9,7 @@ namespace {
 
 std::atomic<uint32_t> variables{1};  // 0 is the number of one that was never met
 
-// Numbers a variable on first use, once, whichever worker comes first.
+// Number a variable on first use, once, whichever worker comes first.
 uint32_t number_of(SharedVariable& variable) {
   std::atomic_ref<uint32_t> number(variable.number);
   uint32_t known = number.load();
@@ -100,7 +100,7 @@ uint32_t Worker::place(SharedVariable& variable, Site site) {
     allow(block->arena + offset, variable.size);
     memset(block->arena + offset, 0xff, variable.size);
   }
-  // What is guarded already stays as it is: it may show what a thread has done.
+  // Existing guards stay as they are: they may show what a thread has done.
   const bool first = shared_end_ == kSharedBase;
   const size_t guarded = first ? kSharedBase - kSharedGap : shared_end_ + kSharedGap;
   shared_end_ = end;
@@ -127,7 +127,7 @@ void Worker::each_guard(Each each) const {
   each(end, shared_end_ + kSharedGap - end);
 }
 
-// A block has ended: no thread may have written beside an array.
+// Check, when a block has ended, that no thread has written beside an array.
 void Worker::check_guards(const ResidentBlock& block) {
   if (kWatchesAddresses || block.arena_state != ArenaState::kOpen) return;
   if (shared_end_ == kSharedBase) return;

@@ -13,7 +13,7 @@ void complete_phase(SplitBarrier& barrier) {
   worker->make_ready(barrier.waiting);
 }
 
-// How a thread notes at which phase it has arrived; the phase after cannot end without it.
+// Return the mark of an arrival at this phase; the phase after cannot end without the thread.
 ArrivalPhase arrival_at(uint32_t phase) {
   return phase % 2 ? ArrivalPhase::kOdd : ArrivalPhase::kEven;
 }
@@ -41,7 +41,7 @@ void* wait_for_phase(void* argument, void* stack_pointer) {
   return worker->suspend(self, waiting.wait, stack_pointer);
 }
 
-// A block that uses its split barrier for the first time gets it with all of its threads.
+// Return the block's split barrier; its first use creates it, with all threads of the block.
 BlockSplitBarrier& split_barrier_of_current() {
   ResidentBlock& block = block_of(*current);
   BlockSplitBarrier& split = block.split_barrier;

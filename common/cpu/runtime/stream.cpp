@@ -13,7 +13,7 @@ cudaError_t create(cudaStream_t* stream, unsigned flags, int priority) {
   return cudaSuccess;
 }
 
-// An error if an event cannot be asked how far it is.
+// Return an error if the progress of an event cannot be queried.
 cudaError_t check_waiting_for(cudaEvent_t event, const char* function) {
   if (!event) return set_error(cudaErrorInvalidResourceHandle);
   if (event->capture) return refuse_captured_event(event, function);

@@ -18,7 +18,7 @@ constexpr unsigned kMaxRank = 5;
 constexpr uint64_t kPiece = 16;  // bytes that a swizzle moves together
 constexpr uintptr_t kTileAlignment = 128;
 
-// What the bytes of a CUtensorMap hold here. Unused dimensions have one index.
+// The contents of a CUtensorMap here. Unused dimensions have one index.
 struct TensorMap {
   uint32_t mark;
   uint8_t rank;
@@ -32,7 +32,7 @@ struct TensorMap {
   uint64_t sizes[kMaxRank];
   uint64_t strides[kMaxRank];  // bytes, of each dimension
 
-  // How many indices of the box are taken in a dimension.
+  // Return the number of indices of the box that are taken in a dimension.
   unsigned count(unsigned d) const {
     return (box[d] + element_strides[d] - 1u) / element_strides[d];
   }
@@ -62,8 +62,8 @@ struct Box {
     return std::max(first(), std::min<int64_t>(end, map.box[0]));
   }
 
-  // Where row `row` of the box begins in the tensor; null if it is not in it. The address itself
-  // may lie before the tensor, as far as at[0] is negative.
+  // Return the address in the tensor at which row `row` of the box begins; null if the row is not
+  // in the tensor. The address may lie before the tensor, as far as at[0] is negative.
   char* row_in_tensor(uint64_t row) const {
     char* place = map.tensor + int64_t{at[0]} * map.element_bytes;
     for (unsigned d = 1; d < kMaxRank; ++d) {
@@ -75,14 +75,14 @@ struct Box {
     return place;
   }
 
-  // Where the byte at `offset` of an unpermuted tile lies, if it begins at `tile`.
+  // Return the address of the byte at `offset` of an unpermuted tile that begins at `tile`.
   uintptr_t place_in_tile(uintptr_t tile, uint64_t offset) const {
     uintptr_t address = tile + offset;
     auto low = static_cast<uint32_t>(address % 4096);
     return address - low + ptx::swizzled(static_cast<ptx::Swizzle>(map.swizzle), low);
   }
 
-  // Calls visit(offset in the unpermuted tile, place in the tensor or null, first byte, last byte)
+  // Call visit(offset in the unpermuted tile, place in the tensor or null, first byte, last byte)
   // for each piece of each row; the bytes [first, last) of the piece are in the tensor. Stores take
   // `whole` pieces, as an H200 does: a row that ends within one is overwritten a little beyond.
   template <class Visit>
@@ -102,7 +102,7 @@ struct Box {
   }
 };
 
-// What a load puts where there is no tensor, for 16 bytes.
+// The 16 bytes that a load writes where the box is outside the tensor.
 struct Filling {
   char bytes[kPiece];
 
@@ -125,7 +125,7 @@ void load_box(const Box& box, char* tile) {
   });
 }
 
-// `data`: what was read of the tile at `tile`, as it lay there.
+// Store the box. `data`: the bytes read from the tile at `tile`, in the same layout.
 void store_box(const Box& box, const char* data, uintptr_t tile) {
   box.each_piece(true, [&](uint64_t offset, char* to, size_t first, size_t last) {
     const char* piece = data + (box.place_in_tile(tile, offset) - tile);
@@ -142,7 +142,7 @@ void add_elements(char* to, const char* from, size_t bytes) {
   }
 }
 
-// The same, added.
+// Add the box to the tensor; arguments as of store_box.
 void add_box(const Box& box, const char* data, uintptr_t tile) {
   auto add = add_elements<float>;
   if (box.map.type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16) add = add_elements<__half>;
@@ -154,7 +154,7 @@ void add_box(const Box& box, const char* data, uintptr_t tile) {
   });
 }
 
-// What a load reads and writes, or a store; pieces that are not in the tensor are only written.
+// Return the spans that a load or a store accesses; pieces outside the tensor are only written.
 trace::Spans spans_in_tensor(const Box& box, bool whole, trace::Kind kind) {
   trace::Spans spans;
   if (!trace::wants_spans()) return spans;
@@ -242,7 +242,8 @@ std::pair<const char*, const char*> ends_of_box(const char* what, const CUtensor
   return {begin, end};
 }
 
-// To the running block, or with a mask to the blocks of its cluster whose ranks are bits of it.
+// Queue a load to the running block, or with a mask to the blocks of its cluster whose ranks are
+// bits of the mask.
 void queue_tensor_load(void* tile, const CUtensorMap& map, const int* at, uint64_t* barrier,
                        const unsigned* mask, Site site) {
   const char* what = "cp.async.bulk.tensor";

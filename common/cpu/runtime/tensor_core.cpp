@@ -56,7 +56,7 @@ void move_matrix(Thread* lanes, uint32_t arrived) {
 
 // ------------------------------------------------------------------ mma
 
-// How a lane holds its four sums: as they are, or in two registers as fp16.
+// The layout of a lane's four sums: as they are, or in two registers as fp16.
 struct PlainSums {
   template <class Sum>
   static void load(const void* registers, Sum (&sums)[4]) {

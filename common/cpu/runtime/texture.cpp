@@ -23,7 +23,7 @@ struct Taps {
   float weight;
 };
 
-// Where element i lies among n, or kOutside.
+// Return the place of element i among n, or kOutside.
 int place(int i, int n, cudaTextureAddressMode mode) {
   auto modulo = [](int a, int b) { return (a % b + b) % b; };
   switch (mode) {
@@ -104,7 +104,7 @@ Texel element(const Texture& texture, int x, int y, int z, Site site) {
   return texel;
 }
 
-// Whether the function fits the number of dimensions, of which further ones may have one element.
+// Trap unless the function fits the number of dimensions; further ones may have one element.
 void check_shape(const Image& image, const ImageCall& call) {
   const bool too_many =
       (call.dimensions < 2 && image.size[1] > 1) || (call.dimensions < 3 && image.size[2] > 1);

@@ -50,7 +50,7 @@ struct Surface {
   Image image;
 };
 
-// True if it is an array that exists.
+// Return true if it is an array that exists.
 bool is_array(const cudaArray* array);
 // The object of this handle; null for a handle that does not exist.
 const Texture* texture_at(cudaTextureObject_t handle);

@@ -69,7 +69,7 @@ void block_ends(ResidentBlock& block);
 void thread_begins(Thread& thread);
 void switched_to(Thread& thread);
 
-// Threads have met, and each knows from now on what the others have done before.
+// Record that threads have met: each knows from now on what the others have done before.
 void block_met(ResidentBlock& block);
 void grid_met(const std::vector<ResidentBlock*>& blocks);
 void warp_met(Thread* lanes, uint32_t which);
@@ -94,18 +94,18 @@ void work_done(const Spans& spans, const Starter& starter, uint32_t clock);
 // Record that it is done, for all who wait for the phase of this barrier.
 void work_done_at(const void* barrier, const Spans& spans, const Starter& starter);
 
-// Device memory of the runtime API, of which nothing has been written yet (unset_memory.cpp).
+// Follow device memory of the runtime API that nothing has written yet (unset_memory.cpp).
 void follow(const void* begin, size_t bytes);
 void follow_no_longer(const void* begin);
-// A copy or a fill has written it.
+// Record that a copy or a fill has written it.
 void written(const void* begin, size_t bytes);
 
-// The running thread has read or written elements of a texture or surface. They are not counted:
-// how a GPU arranges them in memory is not known.
+// Record that the running thread has read or written elements of a texture or surface. They are not
+// counted: how a GPU arranges them in memory is not known.
 void image_accessed(const void* begin, size_t bytes, Kind kind, Site site);
 
-// True if accesses are recorded. Then one OS thread runs the launch, and copies are as late as they
-// can be, whatever the order of threads.
+// Return true if accesses are recorded. Then one OS thread runs the launch, and copies are as late
+// as they can be, whatever the order of threads.
 bool is_on();
 
 #else
@@ -144,8 +144,8 @@ inline bool is_on() {
 
 #endif
 
-// True if the bytes that asynchronous work reads and writes are needed: by the tracer, or in builds
-// of the variant "address" by the check when it is started.
+// Return true if the bytes that asynchronous work reads and writes are needed: by the tracer, or in
+// builds of the variant "address" by the check when it is started.
 inline bool wants_spans() {
 #ifdef CUDACPU_ADDRESS
   return true;
@@ -154,7 +154,7 @@ inline bool wants_spans() {
 #endif
 }
 
-// These, if anybody wants to know.
+// Return these, if they are needed.
 inline Spans spans_of(std::initializer_list<Span> all) {
   return wants_spans() ? Spans(all) : Spans();
 }

@@ -1,4 +1,4 @@
-// What the tracer found, as JSON: common/cpu/findings.py adds lines and sentences.
+// Findings of the tracer, as JSON: common/cpu/findings.py adds lines and sentences.
 #include "tracer.h"
 
 #include <dlfcn.h>
@@ -41,7 +41,7 @@ std::string sites_as_json() {
 
 }  // namespace
 
-// Kept while the launch lasts: this is asked for every request.
+// Return the kernel's number, kept while the launch lasts: every request needs it.
 uint32_t kernel_number() {
   static uint32_t number, of_launch;
   if (of_launch == traced.number) return number;
@@ -68,7 +68,7 @@ std::string quoted(const std::string& text) {
 
 }  // namespace cudacpu::trace
 
-// Everything since the last call. The text is valid until the next one.
+// Return everything since the last call. The text is valid until the next one.
 extern "C" const char* cudacpu_take_trace() {
   using namespace cudacpu::trace;
   static std::string text;

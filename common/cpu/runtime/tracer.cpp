@@ -44,7 +44,7 @@ Range find_host_stack() {
   return range_of(lowest, bytes);
 }
 
-// The image of this library: its constants, which inlined code reads.
+// Return the image of this library: its constants, which inlined code reads.
 Range find_own_library() {
   Range found;
   auto look = [](dl_phdr_info* info, size_t, void* data) {
@@ -101,7 +101,7 @@ uint32_t number_of(const AccessSite& site) {
   return found->second;
 }
 
-// The same, through a small cache: this is asked at every access.
+// The same, through a small cache: every access calls this.
 uint32_t number_of(const void* pc, const void* caller) {
   struct Entry {
     const void *pc, *caller;
@@ -117,7 +117,7 @@ uint32_t number_of(const void* pc, const void* caller) {
 
 // ------------------------------------------------------------------ accesses
 
-// Whether the address is none of a GPU's memory; else, in which space it lies, and of whom.
+// Return true if the address is not in a GPU's memory; else set its space and its owner.
 bool is_private(uintptr_t address, Space& space, ResidentBlock*& owner) {
   ResidentBlock& block = *running.block->block;
   owner = &block;
@@ -180,7 +180,7 @@ __attribute__((always_inline)) inline void on_access(const void* pointer, size_t
 
 // A volatile access is one that others may make at the same time, as a flag that is waited for. Not
 // in shared memory among the lanes of a warp: there it is an old way to do without __syncwarp,
-// which is no longer right. (races.cpp tells the warps apart.)
+// which is no longer right. (races.cpp distinguishes the warps.)
 void on_volatile(const void* pointer, size_t bytes, Kind kind, const void* pc) {
   if (!is_tracing()) return;
   if (mode() == Mode::kRaces && kind == Kind::kWrite) released_at(pointer, true);
@@ -188,10 +188,10 @@ void on_volatile(const void* pointer, size_t bytes, Kind kind, const void* pc) {
   if (mode() == Mode::kRaces && kind == Kind::kRead) acquired_at(pointer);
 }
 
-// What an atomic operation did to memory.
+// The effect of an atomic operation on memory.
 enum class Effect : uint8_t { kLoad, kStore, kUpdate, kFailed };
 
-// A loop around compare-and-swap begins with a load, which is a part of the atomic operation.
+// Trace an atomic access. A loop around compare-and-swap begins with a load, which is a part of it.
 void on_atomic(const void* pointer, size_t bytes, Effect effect, const void* pc) {
   if (!is_tracing()) return;
   const AtomicOrder order = std::exchange(running.thread->next_order, AtomicOrder{});
@@ -348,7 +348,7 @@ void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes
   settle(reinterpret_cast<uintptr_t>(to), bytes, &block, starter, clock);
 }
 
-// Not counted: this is no request of a warp.
+// Start work, which is not counted: it is no request of a warp.
 Starter work_started(const Spans& spans, Site site) {
   if (mode() != Mode::kRaces && mode() != Mode::kRecord) return {};
   for (const Span& span : spans)

@@ -34,7 +34,7 @@ struct Access {
   Space space;
   ResidentBlock* owner;  // of this shared memory
   bool is_volatile = false;
-  bool is_pending = false;   // it has been started, and takes place until somebody waits
+  bool is_pending = false;   // it has been started, and takes place before a wait for it ends
   bool by_engine = false;    // by the copy engine or a tensor core
   bool at_mbarrier = false;  // of which the copy engine counts bytes
   bool is_store = false;     // atomic, and reads nothing
@@ -56,7 +56,7 @@ void meet_warp(Thread* lanes, uint32_t which);
 
 // ------------------------------------------------------------------ unset_memory.cpp
 
-// True if some of these bytes are device memory that nothing has written.
+// Return true if some of these bytes are device memory that nothing has written.
 bool reads_unset(uintptr_t address, size_t bytes);
 
 // ------------------------------------------------------------------ races.cpp
@@ -73,7 +73,7 @@ std::string races_as_json();  // and forgets them
 // ------------------------------------------------------------------ access_counts.cpp
 
 void count_access(const Access& access);
-// The lanes of these warps have met, or are gone: what they do next is a new request.
+// End the requests of lanes that have met, or are gone: their next access is a new request.
 void flush_requests(WarpTrace& warp);
 std::string counts_as_json();  // and forgets them
 

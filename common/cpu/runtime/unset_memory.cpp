@@ -1,5 +1,5 @@
-// Which bytes of cudaMalloc's memory nothing has written yet: no kernel, copy or fill. The
-// program's own memory and PyTorch's, which host code can write, is not followed.
+// Bytes of cudaMalloc's memory that no kernel, copy or fill has written yet. The memory of the
+// program and of PyTorch, which host code can write, is not followed.
 #include "tracer.h"
 
 #include <map>
@@ -23,7 +23,7 @@ Followed* find_followed(uintptr_t address) {
   return &after->second;
 }
 
-// Calls f(bytes, index of the first, how many) for what is followed of a range.
+// Call f(bytes, index of the first, how many) for the part of a range that is followed.
 template <class F>
 void each_followed(uintptr_t address, size_t bytes, F f) {
   std::lock_guard lock(followed_mutex);

@@ -16,7 +16,7 @@ struct End {
   cudaPitchedPtr memory;
   cudaPos at;
 };
-// False if the array is none, or the extent does not fit into it.
+// Return false if there is no such array, or the extent does not fit into it.
 bool end_of(const cudaArray* array, cudaPos at, const cudaExtent& extent, End& end) {
   if (!is_array(array) || at.x + extent.width > array->extent.width ||
       at.y + extent.height > array->rows() || at.z + extent.depth > array->slices())

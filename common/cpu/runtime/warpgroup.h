@@ -62,7 +62,7 @@ struct Member {
   WarpOfGroup& warp() const { return group.warps[number]; }
 };
 
-// The warpgroup of this thread. Ends the launch if its block has not all four warps of it.
+// Return the warpgroup of this thread. End the launch if its block has not all four warps of it.
 Member warpgroup_of(const Thread& thread, const char* what, Site site);
 
 }  // namespace cudacpu

@@ -52,8 +52,8 @@ void on_interrupt(int signal, siginfo_t* info, void* context) {
     previous_interrupt.sa_handler(signal);
 }
 
-// The handler is only there while a long launch runs: short ones need none, and whoever installs
-// another between launches is not in the way.
+// Take over SIGINT only while a long launch runs: short ones need no handler, and a handler
+// installed between launches does not interfere.
 void take_interrupts() {
   struct sigaction now;
   sigaction(SIGINT, nullptr, &now);
@@ -93,8 +93,9 @@ double cpu_seconds() {
   return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
-// Whether a launch has had its time. On a busy machine the clock alone would end one that is right,
-// so CPU time counts too; a launch that waits without using any ends after kPatience limits.
+// Return true if a launch has exceeded its time. On a busy machine the clock alone would end a
+// correct launch, so CPU time counts too; a launch that waits without using any ends after
+// kPatience limits.
 bool is_over(const Watched& watched, double now, double limit) {
   const double taken = now - watched.first_seen;
   if (taken <= limit) return false;

@@ -42,7 +42,7 @@ struct Descriptor {
   }
 };
 
-// Calls f(row, k, address) for each piece of rows `first` to `first + rows` of a tile (of b:
+// Call f(row, k, address) for each piece of rows `first` to `first + rows` of a tile (of b:
 // columns). It begins at this row, counted from `first`, and k, and goes on along one of them.
 template <class F>
 void each_piece(const Descriptor& tile, bool is_mn_major, unsigned first, unsigned rows,
@@ -58,7 +58,7 @@ void each_piece(const Descriptor& tile, bool is_mn_major, unsigned first, unsign
   }
 }
 
-// The same elements as numbers: put(row, k, value).
+// Call put(row, k, value) for the same elements, as numbers.
 template <class Element, class Put>
 void read_tile(const char* arena, uint64_t descriptor, bool is_mn_major, unsigned first,
                unsigned rows, Put put) {
@@ -74,7 +74,7 @@ void read_tile(const char* arena, uint64_t descriptor, bool is_mn_major, unsigne
              });
 }
 
-// Calls f with the type of the elements.
+// Call f with the type of the elements.
 template <class F>
 void with_element(MatrixType type, F f) {
   switch (type) {
@@ -139,7 +139,7 @@ void add_spans(trace::Spans& spans, const char* arena, uint64_t word, bool is_mn
              });
 }
 
-// All that it reads, which is also what the tracer takes each warp to read.
+// Return all that it reads, which is also what the tracer takes each warp to read.
 trace::Spans spans_of_tiles(const char* arena, const Wgmma& what) {
   trace::Spans spans;
   if (!trace::wants_spans()) return spans;
@@ -152,7 +152,7 @@ trace::Spans spans_of_tiles(const char* arena, const Wgmma& what) {
 
 // ------------------------------------------------------------------ computing
 
-// a's 16 rows of a warp, from its lanes' registers.
+// Read a's 16 rows of a warp from its lanes' registers.
 template <class Element>
 void read_registers(const uint32_t (&registers)[kWarpSize][4], float* a) {
   constexpr unsigned kPer = Element::kPerRegister, kDepth = 8 * kPer;
@@ -163,7 +163,7 @@ void read_registers(const uint32_t (&registers)[kWarpSize][4], float* a) {
             Element::value(registers[lane][j], i);
 }
 
-// Computes the parts of these warps.
+// Compute the parts of these warps.
 void compute(const char* arena, IssuedWgmma& wgmma, uint32_t warps) {
   warps &= ~wgmma.computed;
   if (!warps) return;
@@ -200,9 +200,9 @@ void compute(const char* arena, IssuedWgmma& wgmma, uint32_t warps) {
 
 // ------------------------------------------------------------------ accumulators
 
-constexpr uint32_t kPoison = 0xffffffffu;  // a NaN, as in shared memory nobody wrote
+constexpr uint32_t kPoison = 0xffffffffu;  // a NaN, as in unwritten shared memory
 
-// Calls f(register of a lane, sum) for each element.
+// Call f(register of a lane, sum) for each element.
 template <class F>
 void each_element(Accumulator& accumulator, F f) {
   for (unsigned lane = 0; lane < kWarpSize; ++lane)
@@ -238,7 +238,7 @@ void give_registers(Accumulator& accumulator, Site site) {
   accumulator.under_way = accumulator.fenced = false;
 }
 
-// The accumulator of these registers, taken from them unless it is under way.
+// Return the accumulator of these registers, taken from them unless it is in flight.
 Accumulator& accumulator_of(WarpOfGroup& warp, float* const (&lanes)[kWarpSize],
                             const Wgmma& instruction, Site site) {
   auto& all = warp.accumulators;
@@ -284,7 +284,7 @@ struct Issue : WholeWarp {
   Site site;
 };
 
-// All lanes of a warp are here.
+// Issue a wgmma: all lanes of a warp are here.
 void issue(Thread* lanes, uint32_t arrived) {
   Issue* issues[kWarpSize];
   if (!take_exchanges(lanes, arrived, issues)) return;
@@ -433,7 +433,7 @@ void wait_for_wgmma(unsigned n, Site site) {
         trace::work_done(oldest.reads, starter, starter.clock);
       group.wgmmas.pop_front();
     }
-    // What all warps have read is done, for whoever waits: its place may be written to.
+    // The reads of all warps are done, for every thread that waits: that memory may be overwritten.
     const Warp* first = current->warp - member.number;
     for (unsigned i = 0; i < kWarpsInGroup; ++i)
       trace::warp_arrived_at(&group, first[i].lanes, ~0u);

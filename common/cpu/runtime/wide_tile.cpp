@@ -5,7 +5,7 @@ namespace cudacpu {
 
 namespace {
 
-// Number of the thread's tile among the block's meetings.
+// Return the number of the thread's tile among the block's meetings.
 unsigned meeting_number(const Thread& thread, unsigned size) {
   auto rank = static_cast<unsigned>(&thread - block_of(thread).threads.data());
   return (kMaxThreadsPerBlock + rank) / size;

@@ -1,8 +1,8 @@
 // cooperative_groups::memcpy_async: the threads of a group copy to shared memory, and wait later.
 //
 // As on a GPU, each call is one group of cp.async of every thread (runtime/async_copy.cpp), so that
-// the copies take place as late as is legal: at the wait. On a GPU, what has no alignment to 4
-// bytes is copied at once; nothing promises that, and here it is late, too.
+// the copies take place as late as is legal: at the wait. A GPU copies data without 4-byte
+// alignment at once; nothing guarantees that, and here the copy is late, too.
 #pragma once
 
 #include "../cooperative_groups.h"

@@ -18,8 +18,8 @@ inline void atomic_progress() {
     polled = false;
 }
 
-// A thread that finds by an atomic operation what it found there last is taken to wait for another,
-// which gets its turn.
+// The value that a thread found last by an atomic operation. A thread that finds the same value
+// again is taken to wait for another thread, which gets its turn.
 struct Finding {
   const Thread* thread;
   const void* address;
@@ -156,12 +156,12 @@ inline float4 atomicAdd(float4* address, float4 value) {
           atomicAdd(&address->z, value.z), atomicAdd(&address->w, value.w)};
 }
 
-// Wraps to 0 after `limit`.
+// Add 1, and wrap to 0 after `limit`.
 inline unsigned atomicInc(unsigned* address, unsigned limit) {
   return cudacpu::atomic_update<uint32_t>(address,
                                           [=](unsigned old) { return old >= limit ? 0 : old + 1; });
 }
-// Wraps to `limit` below 0.
+// Subtract 1, and wrap to `limit` below 0.
 inline unsigned atomicDec(unsigned* address, unsigned limit) {
   return cudacpu::atomic_update<uint32_t>(
       address, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });

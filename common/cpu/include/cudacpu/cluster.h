@@ -11,7 +11,7 @@ namespace cudacpu {
 
 dim3 cluster_dims();       // blocks of a cluster
 unsigned cluster_rank();   // of the running block in its cluster
-bool launched_clusters();  // whether the launch, or the kernel, asked for clusters
+bool launched_clusters();  // true if the launch, or the kernel, requested clusters
 
 // The barrier of a cluster, in two halves. Every thread arrives, then waits; threads that have
 // returned count as arrived.

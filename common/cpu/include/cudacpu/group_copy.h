@@ -10,8 +10,9 @@ namespace cudacpu {
 
 constexpr size_t kCopyBytes = 16;  // of one cp.async
 
-// `bytes` from global to shared memory, 16 at a time, in turn by the threads of the group. Between
-// other memories, bytes are copied at once. The addresses must be multiples of `alignment`.
+// Copy `bytes` bytes from global to shared memory, 16 at a time, in turn by the threads of the
+// group. Between other memories, bytes are copied at once. The addresses must be multiples of
+// `alignment`.
 template <class Group>
 void copy_by_group(const Group& group, void* to, const void* from, size_t bytes, size_t alignment,
                    Site site) {

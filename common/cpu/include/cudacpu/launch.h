@@ -116,7 +116,7 @@ void enter_kernel(const KernelType* type, const char* signature, unsigned max_th
 // return to the scheduler, because no thread is left to start or others should run first.
 bool next_thread();
 
-// A C++ exception left the kernel.
+// Report the C++ exception that left the kernel, and end the launch.
 void thread_threw();
 
 // The operations on a call: a kernel together with the arguments of a launch.
@@ -268,8 +268,8 @@ ZeroLauncher<Fits, Function> launcher(const LaunchSite& site, IntOrZero<Fits, Fu
   return {launcher(site, std::move(kernel.function), grid, block, shared_bytes, stream)};
 }
 
-// Why a GPU would refuse this cooperative launch, set as the last error; cudaSuccess if it would
-// not.
+// Return the error with which a GPU would refuse this cooperative launch, and set it as the last
+// error; cudaSuccess if it would not.
 cudaError_t check_cooperative(const void* kernel, const Configuration& config);
 
 namespace detail {

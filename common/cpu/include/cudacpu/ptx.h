@@ -27,7 +27,7 @@ __attribute__((no_sanitize("thread"))) inline void touch(const void* memory, int
 
 // ------------------------------------------------------------------ async_copy.cpp
 
-// Queues a copy of the running thread: `valid` bytes of `from`, and zeros up to `bytes`.
+// Queue a copy of the running thread: `valid` bytes of `from`, and zeros up to `bytes`.
 void queue_copy(void* to, const void* from, int bytes, int valid, Site site);
 
 inline void start_copy(void* to, const void* from, int bytes, int valid, Site site) {
@@ -50,12 +50,12 @@ void wait_for_copies(unsigned n);
 
 void mbarrier_init(uint64_t* barrier, int arrivals, Site site);
 void mbarrier_invalidate(uint64_t* barrier, Site site);
-// One arrival, after `bytes` more have become due.
+// Arrive once, after `bytes` more have become due.
 void mbarrier_arrive(uint64_t* barrier, int bytes, Site site);
-// Several arrivals; if it `drops`, one arrival fewer is needed from the next phase on. Returns the
-// parity of the phase that they are for.
+// Arrive several times; if it `drops`, one arrival fewer is needed from the next phase on. Return
+// the parity of the phase that the arrivals are for.
 int mbarrier_arrive_many(uint64_t* barrier, int arrivals, bool drops, const char* what, Site site);
-// `bytes` more become due, with no arrival.
+// Make `bytes` more due, with no arrival.
 void mbarrier_expect_bytes(uint64_t* barrier, int bytes, Site site);
 // Arrive once, when the queued copies of the running thread have taken place: one of the arrivals
 // that the phase needs, or, if it `is_extra`, an additional one.
@@ -73,16 +73,16 @@ inline void mbarrier_wait(uint64_t* barrier, int parity, Site site) {
   mbarrier_wait(barrier, parity, "mbarrier.try_wait", site);
 }
 
-// An arrival at the mbarrier of block `rank` of the cluster that corresponds to this one.
+// Arrive at the mbarrier of block `rank` of the cluster that corresponds to this one.
 void mbarrier_arrive_at_rank(uint64_t* barrier, uint32_t rank, int bytes, Site site);
-// Queues a store of a word, and 4 bytes for an mbarrier, both in the same block of the cluster.
+// Queue a store of a word, and 4 bytes for an mbarrier, both in the same block of the cluster.
 void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site site);
 
-// Queues a copy of the running block's shared memory to the same cluster's block `rank`.
+// Queue a copy of the running block's shared memory to the same cluster's block `rank`.
 void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, uint64_t* barrier,
                         Site site);
 
-// Queues a copy by the copy engine.
+// Queue a copy by the copy engine.
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site);
 
 inline void start_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
@@ -92,7 +92,7 @@ inline void start_bulk_copy(void* to, const void* from, int bytes, uint64_t* bar
 
 // ------------------------------------------------------------------ bulk_store.cpp
 
-// Queues a store of the running block's shared memory by the copy engine.
+// Queue a store of the running block's shared memory by the copy engine.
 void queue_flat_store(void* to, const void* from, int bytes, Site site);
 void commit_stores();
 void wait_for_stores(unsigned n, bool only_read);
@@ -133,7 +133,7 @@ extern const Operation kLoadMatrix1, kLoadMatrix2, kLoadMatrix4, kLoadMatrix1Tra
 
 [[noreturn]] void trap_matrix_row(const char* name, const void* row, Site site);
 
-// True if this lane's row is one of those that are moved. Traps if it is, and cannot be.
+// Return true if this lane's row is one of those that are moved. Trap if it is, and cannot be.
 inline bool has_matrix_row(const Operation& operation, unsigned matrices, const void* row,
                            Site site) {
   bool used = current->lane < 8 * matrices;

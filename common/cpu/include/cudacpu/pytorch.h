@@ -4,8 +4,8 @@
 
 namespace cudacpu {
 
-// The stream that work has to be given to. While a launcher is checked, one that is not the
-// default: see runtime/pytorch.cpp.
+// Return the stream to which work must be submitted. While a launcher is checked, it is not the
+// default one: see runtime/pytorch.cpp.
 cudaStream_t current_stream();
 
 // Make device 0, where every tensor lives, the current one until the end of the scope.

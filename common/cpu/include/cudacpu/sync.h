@@ -35,10 +35,10 @@ inline void sync_grid(Site site) {
   cudacpu_suspend(&arrive_at_grid_barrier, &wait);
 }
 
-// True if all blocks of the grid are resident at once: grid.sync() works.
+// Return true if all blocks of the grid are resident at once: grid.sync() works.
 bool launched_cooperatively();
 
-// The caller finds that another thread has to act first: that thread gets its turn.
+// Give other threads their turn: the caller finds that one of them has to act first.
 void poll(const char* what, Site site);
 
 // Poll between two trips of a loop in the user's code that waits (waiting_loops.py). Return true.
@@ -47,7 +47,7 @@ inline bool spin_wait(CUDACPU_HERE) {
   return true;
 }
 
-// A statement that needs the threads of a warp to run in step is executed (warp_in_step.py).
+// Record that a statement runs that needs the threads of a warp in step (warp_in_step.py).
 void note_warp_in_step(Site site);
 inline void warp_in_step(CUDACPU_HERE) {
   note_warp_in_step({file, line});

@@ -42,7 +42,7 @@ struct Block {
 
 enum class ThreadState : uint8_t { kRunning, kReady, kWaiting, kReturned };
 
-// At which phase of a barrier in two halves a thread has arrived without having waited for it
+// The phase of a barrier in two halves at which a thread has arrived, without having waited for it
 // since.
 enum class ArrivalPhase : uint8_t { kNone, kEven, kOdd };
 
@@ -71,8 +71,8 @@ static_assert(sizeof(Thread) == 64);
 
 extern CUDACPU_THREAD_LOCAL Thread* current;  // null in host code
 
-// Suspends the running thread: `decide` notes where it can go on, and returns the stack pointer at
-// which another does.
+// Suspend the running thread: `decide` records where it can continue, and returns the stack pointer
+// at which another does.
 extern "C" void cudacpu_suspend(void* (*decide)(void* argument, void* stack_pointer),
                                 void* argument);
 
@@ -80,7 +80,7 @@ extern "C" void cudacpu_suspend(void* (*decide)(void* argument, void* stack_poin
 // kernel may be in a function that must not throw.
 [[noreturn]] void trap(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// True if it points to a local variable of a thread of this OS thread.
+// Return true if it points to a local variable of a thread of this OS thread.
 bool is_local(const void* pointer);
 
 // Number of the OS thread that runs this block: the model's streaming multiprocessor.

@@ -9,7 +9,7 @@
 
 namespace cudacpu {
 
-// An access that the runtime makes for the running thread, and that the compiler does not see.
+// Trace an access that the runtime makes for the running thread: the compiler does not see it.
 void trace_read(const void* address, size_t bytes, Site site);
 void trace_write(const void* address, size_t bytes, Site site);
 // Fences: for all threads of the device, for those of the block, for the copy engine, and for what
@@ -20,9 +20,9 @@ void trace_engine_fence();
 void trace_mbarrier_fence();
 // One that only lets the thread know what its relaxed atomic loads have seen.
 void trace_acquire_fence();
-// The memory order of the atomic operation that comes next (success, and failure of a
-// compare-and-swap, as __ATOMIC_RELAXED and its like), and whether it reaches other blocks. Those
-// for which nothing is said acquire, and release what was fenced.
+// Set the memory order of the next atomic operation (success, and failure of a compare-and-swap, as
+// __ATOMIC_RELAXED and its like), and whether it reaches other blocks. Operations without a stated
+// order acquire, and release what was fenced.
 void trace_order(int success, int failure, bool reaches_device);
 // The fence itself, which the caller has reported to the tracer. (One OS thread runs a launch that
 // is traced.)
@@ -30,7 +30,7 @@ inline void untraced_fence() {
   __asm__ volatile("" ::: "memory");
 }
 
-// __constant__ variables are one section, which each library makes known.
+// Register a library's __constant__ variables, which are one section.
 bool trace_constants(const void* begin, const void* end);
 
 }  // namespace cudacpu

@@ -28,7 +28,7 @@ struct Meeting {
 };
 void* meet_lanes(void* meeting, void* stack_pointer);
 
-// Meets the other lanes of `mask`; on return, `exchange` holds this lane's results.
+// Meet the other lanes of `mask`; on return, `exchange` holds this lane's results.
 inline void collect(uint32_t mask, const Operation& operation, void* exchange, Site site) {
   Meeting meeting{{operation.name, site}, operation, mask, exchange};
   cudacpu_suspend(&meet_lanes, &meeting);
@@ -68,7 +68,7 @@ extern const Operation kReduceAdd, kReduceMin, kReduceMax, kReduceMinUnsigned, k
 template <class T>
 inline constexpr bool kHasShuffle = std::is_arithmetic_v<T>;
 
-// A lane reads one that does not take part: the value is undefined.
+// Record that a lane reads one that does not take part: the value is undefined.
 void note_undefined_shuffle(uint32_t mask, uint32_t source, const Operation& operation, Site site);
 
 template <class T>

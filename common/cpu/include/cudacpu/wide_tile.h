@@ -23,7 +23,7 @@ struct TilePart {
 void* meet_tile(void* part, void* stack_pointer);
 void tile_meeting_over(unsigned size);  // the running thread goes on; for the tracer
 
-// Meets the other threads of the running thread's tile of `size` threads; on return, `exchange`
+// Meet the other threads of the running thread's tile of `size` threads; on return, `exchange`
 // holds this thread's results.
 inline void collect_tile(unsigned size, const TileOperation& operation, void* exchange, Site site) {
   TilePart part{{operation.name, site}, operation, size, exchange};

@@ -39,7 +39,7 @@ cublasStatus_t elementwise(cublasHandle_t handle, int64_t n, Each each) {
   return launched();
 }
 
-// Sums and the like of a whole vector, by one thread: `take` is called for each index in turn.
+// Reduce a whole vector by one thread: `take` is called for each index in turn.
 template <class R, class S, class Take, class Finish>
 __global__ void reduce_kernel(int64_t n, R* result, S start, Take take, Finish finish) {
   S state = start;
@@ -64,7 +64,7 @@ cublasStatus_t reduce(cublasHandle_t handle, int64_t n, R* result, S start, Take
   return copied ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
-// The 1-based index of the first element whose magnitude is largest, or smallest; 0 of none.
+// Return the 1-based index of the first element of largest, or smallest, magnitude; 0 if none.
 template <bool LARGEST, class T>
 cublasStatus_t extremum(cublasHandle_t handle, int n, const T* x, int incx, int* result) {
   struct Found {
@@ -214,7 +214,7 @@ cublasStatus_t gemm_of(const Gemm& g, cudaDataType a, cudaDataType b, cudaDataTy
   return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// Rows of a matrix of elements between host and device.
+// Copy rows of a matrix of elements between host and device.
 cublasStatus_t copy(int rows, int cols, int bytes, const void* from, int from_ld, void* to,
                     int to_ld, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
   if (rows < 0 || cols < 0 || bytes <= 0 || from_ld < rows || to_ld < rows || from_ld < 1 ||

@@ -33,7 +33,7 @@ struct cublasLtMatmulPreferenceOpaque {};
 
 namespace {
 
-// Copies an attribute of exactly this size.
+// Copy an attribute of exactly this size.
 template <class T>
 cublasStatus_t take(T& into, const void* value, size_t bytes) {
   if (!value || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -49,7 +49,7 @@ struct Call {
   cudaStream_t stream;
 };
 
-// False if it is none that is provided.
+// Read the epilogue of a call. Return false if it is not provided.
 bool epilogue_of(const Call& call, Epilogue& epilogue) {
   const auto& desc = *call.desc;
   const auto chosen = desc.epilogue;

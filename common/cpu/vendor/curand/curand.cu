@@ -13,7 +13,7 @@ constexpr int BITS = 160;  // of XORWOW's v
 constexpr int LOG2_SUBSEQUENCE = 67;
 
 using Vector = std::array<unsigned, 5>;
-// A linear map of the bits: what each bit becomes.
+// A linear map of the bits: the image of each bit.
 using Map = std::array<Vector, BITS>;
 
 Vector moved(const Map& map, const Vector& v) {
@@ -54,7 +54,7 @@ void skip(unsigned v[5], unsigned long long steps, unsigned long long subsequenc
 
 }  // namespace cudacpu_curand
 
-// How far a generator is; a copy of it is an argument of each kernel.
+// The position of a generator; a copy of it is an argument of each kernel.
 struct cudacpu_curand_sequence {
   curandRngType_t type = CURAND_RNG_PSEUDO_XORWOW;
   unsigned long long seed = 0, offset = 0;  // in words, of all subsequences in turn
@@ -70,7 +70,7 @@ namespace {
 
 constexpr int SUBSEQUENCES = 4096;
 
-// Every SUBSEQUENCES-th element of out is of one subsequence, which one thread draws.
+// Every SUBSEQUENCES-th element of out is from one subsequence, which one thread draws.
 template <class State, class Out, class Draw>
 __device__ void draw_all(const cudacpu_curand_sequence& sequence, Out* out, size_t n, Draw draw) {
   const size_t first = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -100,7 +100,7 @@ curandStatus_t create(curandGenerator_t* generator, curandRngType_t type, bool o
   return CURAND_STATUS_SUCCESS;
 }
 
-// words: how many a number takes, by which the sequence has moved on afterwards.
+// words: the number of words per value, by which the sequence has moved on afterwards.
 template <class Out, class Draw>
 curandStatus_t generate(curandGenerator_t g, Out* out, size_t n, int words, Draw draw) {
   if (!g) return CURAND_STATUS_NOT_INITIALIZED;
