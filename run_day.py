@@ -290,8 +290,9 @@ def parser() -> Parser:
     out.add_argument(
         "--write",
         action="store_true",
-        help="store the results and write progress.md and the days' READMEs; "
-        "without a day, only write these anew",
+        help="store the results and write progress.md and the days' READMEs; without a day, only "
+        "write these anew; with --compile-only, or --profile --device cpu, store the evidence of "
+        "the kernels",
     )
     out.add_argument(
         "--from",
@@ -374,8 +375,12 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--write stores complete results: not with --quick or --no-bench")
     if args.write and args.rungs:
         p.error("--write stores whole days: not with --rungs")
-    if args.write and (args.compile_only or args.sanitize or args.profile or args.draw):
-        p.error("--write stores times: not with --compile-only, --sanitize, --profile or --draw")
+    if args.write and (args.sanitize or args.draw):
+        p.error("--write stores times: not with --sanitize or --draw")
+    if args.write and args.compile_only and args.arch:
+        p.error("--compile-only --write is for the GPU of the stored results: not with --arch")
+    if args.write and args.profile and args.device != "cpu":
+        p.error("--profile --write stores the evidence of kernels: it goes with --device cpu")
     if (args.source or args.merge or args.compare) and args.days:
         p.error("--from, --merge and --compare take files, no days")
     if args.compare and (args.source or args.merge or args.write or args.json):
@@ -475,7 +480,7 @@ def main(argv: list[str] | None = None) -> int:
             jobs=args.jobs,
             side_by_side=args.side_by_side,
             time_limit=args.time_limit,
-            archs=tuple((args.arch or "8.0,9.0a").split(",")),
+            archs=tuple((args.arch or ("9.0a" if args.write else "8.0,9.0a")).split(",")),
             json=args.json,
             html=args.html,
             svg=args.draw if args.draw and args.draw.name else None,

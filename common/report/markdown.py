@@ -4,6 +4,7 @@ A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
     python        how the day's .cu files get into Python
     run           the output of `run_day.py N`
+    evidence      the table of the day's kernels
     results       the table of the day's rungs
     practice      the day's exercises
     neighbours    links to the day before and the day after
@@ -33,6 +34,7 @@ from common.base.verdict import Score
 from common.base.where import versions
 from common.report.climb import climb, steps_of
 from common.report.columns import MARKDOWN, PROGRESS, in_markdown, markdown_table
+from common.report.evidence import EVIDENCE, Evidence, evidence_block, from_text
 from common.report.files import ResultsError
 from common.report.glossary import glossary
 from common.report.in_python import python_block
@@ -126,6 +128,9 @@ def generated(
         blocks["run"] = run_block(results)
         blocks["practice"] = practice_block(day)
         blocks["neighbours"] = neighbours_block(before, after)
+        evidence = read_evidence(day)
+        if evidence or begin_of("evidence") in text:
+            blocks["evidence"] = evidence_block(evidence, further=False)
         if begin_of("scoreboard") in text:
             part = [one for one in days if part_of(one.number) == part_of(day.number)]
             blocks["scoreboard"] = scoreboard_block(part, stored)
@@ -136,7 +141,8 @@ def generated(
             if picture := plot(one.rungs):
                 files[day.folder / PLOT] = picture
         if day.further:
-            files |= _generated_further(day.further.folder, everything.get(day.number, []))
+            results = everything.get(day.number, [])
+            files |= _generated_further(day.further.folder, results, evidence)
     return files
 
 
@@ -146,7 +152,16 @@ def _with_a_main_line(stored: dict[int, list[Stored]]) -> dict[int, list[Stored]
     return {day: results for day, results in found.items() if results}
 
 
-def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str]:
+def read_evidence(day: Day) -> Evidence | None:
+    """Return the stored evidence of a day's kernels, or None. Raise ResultsError for an invalid
+    file."""
+    path = day.folder / "results" / EVIDENCE
+    return from_text(path) if path.is_file() else None
+
+
+def _generated_further(
+    folder: Path, stored: Sequence[Stored], evidence: Evidence | None
+) -> dict[Path, str]:
     """Return the README of the part beyond a day's main line, and its plot."""
     readme = folder / "README.md"
     beyond = [one.further for one in stored if one.further.rungs]
@@ -155,6 +170,8 @@ def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str
         shown = [f"| {printable(line)}" for line in output]
         block = "\n".join([block, "", "```text", *shown, "```"])
     text = replaced(readme, readme.read_text(encoding="utf-8"), "results", block)
+    if evidence or begin_of("evidence") in text:
+        text = replaced(readme, text, "evidence", evidence_block(evidence, further=True))
     picture = plot(beyond[0].rungs) if beyond else ""
     return {readme: text} | ({folder / PLOT: picture} if picture else {})
 

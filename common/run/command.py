@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from common.base.cache import keep_compilers_caches
+from common.base.compiling import BuildError
 from common.base.day_files import DayFileError, text_of
-from common.base.days import Day, discover
+from common.base.days import Day, discover, read_day
 from common.base.figures import numbers
-from common.base.outcome import FAIL, PASS, DayOutcome
+from common.base.outcome import FAIL, PASS, DayOutcome, Skip
 from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import cores, device_name, versions, where
@@ -28,8 +29,8 @@ from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_
 from common.practice.standing import exercises_of
 from common.process.child import Child, end_strays, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
+from common.report import markdown, stored
 from common.report import runs as reports
-from common.report import stored
 from common.report.comparison import Change, compare, compared_lines, in_one_only
 from common.report.drawn_call import DrawnRungs
 from common.report.files import ResultsError, check_writable, write_atomically
@@ -422,6 +423,7 @@ def make_runner(
 ) -> Runner:
     """Return the runner of the days, as the options request."""
     from common.build import day_build, nvcc
+    from common.tools.kernel_evidence import compile_kernels
 
     held = ONE_BY_ONE
     if options.mode == "run" and len(days) > 1:
@@ -434,7 +436,7 @@ def make_runner(
             days,
             platform,
             None,
-            lambda day: nvcc.compile_only(day, archs),
+            compile_kernels if options.write else lambda day: nvcc.compile_only(day, archs),
             lambda day: False,
             work,
             report,
@@ -523,12 +525,35 @@ def _store(
             write_atomically(svg, DrawnRungs.of(rungs).svg())
             report.text(f"wrote {svg}")
         if write:
-            for text in stored.store(run, options.days.parent):
+            if options.mode in ("compile", "profile"):
+                lines = _store_evidence(options, outcomes)
+            else:
+                lines = stored.store(run, options.days.parent)
+            for text in lines:
                 report.text(text)
     except ResultsError as error:
         report.text(str(error), "red")
         return False
     return True
+
+
+def _store_evidence(options: Options, outcomes: Sequence[DayOutcome]) -> list[str]:
+    """Store the evidence of the passed days' kernels; return messages. Raise ResultsError."""
+    from common.tools.kernel_evidence import EvidenceError, gather
+
+    said, found = [], []
+    for outcome in outcomes:
+        if reason := stored.unfit(outcome):
+            said.append(f"day {outcome.number} is not stored: {reason}")
+            continue
+        try:
+            day = read_day(options.days / outcome.name).with_further()
+            before = markdown.read_evidence(day)
+            profile = outcome.rungs if options.mode == "profile" else ()
+            found.append(gather(day, profile, before))
+        except (Skip, EvidenceError, BuildError) as error:
+            said.append(f"day {outcome.number} is not stored: {error}")
+    return said + stored.store_evidence(found, options.days.parent)
 
 
 def write_page(
