@@ -79,10 +79,10 @@ extern "C" const char* cudacpu_take_trace() {
   std::string names;
   text = "{\"findings\": " + races_as_json() + ", \"counts\": " + counts_as_json();
   for (const LaunchedKernel& kernel : kernels())
-    names += (names.empty() ? "" : ", ") + std::string("{\"name\": ") + quoted(kernel.name) +
-             ", \"launched_at\": " + quoted(kernel.launched_at) +
-             format(", \"threads\": %u, \"shared_bytes\": %zu}", kernel.threads,
-                    kernel.shared_bytes);
+    names +=
+        (names.empty() ? "" : ", ") + std::string("{\"name\": ") + quoted(kernel.name) +
+        ", \"launched_at\": " + quoted(kernel.launched_at) +
+        format(", \"threads\": %u, \"shared_bytes\": %zu}", kernel.threads, kernel.shared_bytes);
   text += ", \"launches\": " + launches_as_json();
   text += ", \"kernels\": [" + names + "], \"sites\": " + sites_as_json() + "}";
   return text.c_str();
