@@ -18,11 +18,13 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from common.base.day_files import (
+    EXCUSED,
     EXERCISES,
     MUTANTS,
     WRITE,
     DayFileError,
     Step,
+    read_excused,
     read_mutants,
     read_steps,
     text_of,
@@ -61,12 +63,11 @@ class Day:
     constant EXTRA_SOURCES. Its .cu files are built together with `source`, into the same library;
     rungs with a custom `load` build the others. introduces: the optional constant INTRODUCES, the
     terms of the glossary that the day explains. metrics: the optional constant METRICS, counters of
-    Nsight Compute that --profile reads in addition to the usual ones. excused: the optional
-    constant EXCUSED, by the name of a kernel without template arguments the reason why its machine
-    code spills registers, or loads vectors of 16 bytes in pieces. uses: the optional constant
+    Nsight Compute that --profile reads in addition to the usual ones. uses: the optional constant
     USES, numbers of days whose operators this day's rungs call; they are built and loaded with its
     own. steps: of exercises.toml, in order. equivalent, heuristics: of mutants.toml, see
-    `common.base.day_files.KnownMutants`. replaced: files of the day, each with its replacement,
+    `common.base.day_files.KnownMutants`. excused: of evidence.toml, see
+    `common.base.day_files.read_excused`. replaced: files of the day, each with its replacement,
     such as a learner's. only: rungs to build among those with a custom build, () for all. further:
     the part beyond the main line, None without a folder `further`. whole: the day is built and run
     with it.
@@ -82,10 +83,10 @@ class Day:
     introduces: tuple[str, ...] = ()
     uses: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ()
-    excused: dict[str, str] = field(default_factory=dict, hash=False)
     steps: tuple[Step, ...] = ()
     equivalent: dict[str, str] = field(default_factory=dict, hash=False)
     heuristics: dict[str, str] = field(default_factory=dict, hash=False)
+    excused: dict[str, str] = field(default_factory=dict, hash=False)
     replaced: tuple[tuple[Path, Path], ...] = ()
     only: tuple[str, ...] = ()
     further: Further | None = None
@@ -174,10 +175,7 @@ class Day:
 
 
 METADATA = {"TITLE": str, "TEACHES": str, "TOPICS": tuple, "SOURCE": str}
-OPTIONAL: dict[str, type] = {
-    **dict.fromkeys(("EXTRA_SOURCES", "INTRODUCES", "USES", "METRICS"), tuple),
-    "EXCUSED": dict,
-}
+OPTIONAL = dict.fromkeys(("EXTRA_SOURCES", "INTRODUCES", "USES", "METRICS"), tuple)
 ITEMS = {"USES": int}  # types of a tuple's items, by default texts
 
 
@@ -237,10 +235,10 @@ def _read_day(folder: Path) -> Day:
         tuple(found.get("INTRODUCES", ())),
         tuple(found.get("USES", ())),
         tuple(found.get("METRICS", ())),
-        found.get("EXCUSED", {}),
         read_steps(folder / EXERCISES),
         mutants.equivalent,
         mutants.heuristics,
+        read_excused(folder / EXCUSED),
         further=_further(folder / "further"),
     )
 

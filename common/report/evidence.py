@@ -137,10 +137,11 @@ def _dump(value: Any) -> str:
 
 
 def evidence_block(evidence: Evidence | None, further: bool) -> str:
-    """Return the folded table of the kernels of a day's main line, or of `further`."""
+    """Return the folded table of the kernels of a day's main line, or of `further`; "" without
+    kernels."""
     codes = [code for code in evidence.codes if code.further == further] if evidence else []
     if evidence is None or not codes:
-        return "Not compiled yet."
+        return ""
     runs = [run for run in evidence.runs if run.further == further]
     table = _of_runs(evidence.codes, runs) if runs else _of_kernels(codes)
     shown = [code for code in codes if not runs or code.name in {run.kernel for run in runs}]

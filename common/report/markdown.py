@@ -4,8 +4,7 @@ A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
     python        how the day's .cu files get into Python
     run           the output of `run_day.py N`
-    evidence      the table of the day's kernels
-    results       the table of the day's rungs
+    results       the table of the day's rungs, and that of their kernels
     practice      the day's exercises
     neighbours    links to the day before and the day after
     scoreboard    in some READMEs: CUDA against Triton or Numba, on all days of its part
@@ -16,6 +15,7 @@ A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -123,14 +123,13 @@ def generated(
             raise ResultsError(f"{readme} is missing; it must hold {begin_of('results')}")
         text = readme.read_text(encoding="utf-8")
         results = [one.main for one in stored.get(day.number, [])]
-        blocks = {"results": results_block(results)}
+        evidence = read_evidence(day)
+        kernels = evidence_block(evidence, further=False)
+        blocks = {"results": "\n\n".join(filter(None, [results_block(results), kernels]))}
         blocks["python"] = python_block(day)
         blocks["run"] = run_block(results)
         blocks["practice"] = practice_block(day)
         blocks["neighbours"] = neighbours_block(before, after)
-        evidence = read_evidence(day)
-        if evidence or begin_of("evidence") in text:
-            blocks["evidence"] = evidence_block(evidence, further=False)
         if begin_of("scoreboard") in text:
             part = [one for one in days if part_of(one.number) == part_of(day.number)]
             blocks["scoreboard"] = scoreboard_block(part, stored)
@@ -156,7 +155,7 @@ def read_evidence(day: Day) -> Evidence | None:
     """Return the stored evidence of a day's kernels, or None. Raise ResultsError for an invalid
     file."""
     path = day.folder / "results" / EVIDENCE
-    return from_text(path) if path.is_file() else None
+    return from_text(path) if os.path.lexists(path) else None
 
 
 def _generated_further(
@@ -169,9 +168,8 @@ def _generated_further(
     if beyond and (output := beyond[0].output):
         shown = [f"| {printable(line)}" for line in output]
         block = "\n".join([block, "", "```text", *shown, "```"])
+    block = "\n\n".join(filter(None, [block, evidence_block(evidence, further=True)]))
     text = replaced(readme, readme.read_text(encoding="utf-8"), "results", block)
-    if evidence or begin_of("evidence") in text:
-        text = replaced(readme, text, "evidence", evidence_block(evidence, further=True))
     picture = plot(beyond[0].rungs) if beyond else ""
     return {readme: text} | ({folder / PLOT: picture} if picture else {})
 

@@ -58,8 +58,11 @@ def gather(day: Day, outcomes: Sequence[RungOutcome], before: Evidence | None) -
     codes: dict[str, KernelCode] = {}
     for source in day.library_sources:
         further = source.parent != day.folder
-        for signature, compiled in cuda_kernels(source, DEFAULT_ARCH).items():
-            name = kernel_of(signature)
+        text = "".join(_code_of(path) for path in sources_of(source))
+        kernels = cuda_kernels(source, DEFAULT_ARCH)
+        named = {kernel_of(signature): signature for signature in kernels}
+        for name in sorted(named, key=lambda name: (text.find(base_name(name)), name)):
+            signature, compiled = named[name], kernels[named[name]]
             if "::" not in base_name(name):  # of a library, such as CUB
                 codes.setdefault(name, _code(name, signature, compiled, further))
     key = sources_key(day)
