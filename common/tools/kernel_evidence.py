@@ -128,10 +128,11 @@ def _words(name: str) -> list[str]:
 
 
 def _fits(counted: Sequence[str], compiled: Sequence[str]) -> bool:
-    """Return True if the lists are equal, except that an enumerator stands for a number."""
-    return len(counted) == len(compiled) and all(
+    """Return True if the lists are equal, except that an enumerator stands for a number, and that
+    `counted` ends earlier, or later, with the types that names within the kernel stand for."""
+    return all(
         one == other or (other.isdigit() and not one[0].isdigit())
-        for one, other in zip(counted, compiled, strict=True)
+        for one, other in zip(counted, compiled, strict=False)
     )
 
 

@@ -96,6 +96,7 @@ def test_a_kernel_is_named_by_its_signature(signature: str, name: str) -> None:
         ("f<long int, true>", ["f<int, 1>", "f<long, 0>", "f<long, 1>"], "f<long, 1>"),
         ("f<unsigned int, 4>", ["f<unsigned, 4u>", "f<int, 4>"], "f<unsigned, 4u>"),
         ("f<Mode::ROWS, 4>", ["f<1, 4>", "f<1, 8>"], "f<1, 4>"),
+        ("f<int, unsigned int>", ["f<float>", "f<int>"], "f<int>"),
         ("f<T>", ["f<float>"], "f<float>"),
     ],
 )
