@@ -308,6 +308,26 @@ def test_a_hang_beside_others_is_ended(fake: Fake, where: str) -> None:
     )
 
 
+def test_the_warm_up_has_the_limit_of_a_build(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compiles the libraries' functions, which takes minutes where many do so at once."""
+
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit(Planned([["p", "r", ""]]))
+        channel.emit(Stage("", "warming up", "p"))
+        time.sleep(1.5 if day.number == 1 else 1234)
+        channel.emit(Finished(passed("r")))
+        channel.emit(Over())
+
+    monkeypatch.setattr(runner, "BUILD_LIMIT", 3.0)
+    fake.notes.touch()
+    fake.run(GPU, step, days=2, ready=2, room=Room(2, 2), limit=1.0)
+    slow, hung = fake.runner.outcomes
+    assert slow.status == PASS and slow.spent["warming up"] > 1.0
+    assert hung.status == FAIL and "no end after 3 s, killed, while warming up" in hung.reason
+
+
 def test_builds_go_on_until_the_room_is_full_of_days_to_be_timed(fake: Fake) -> None:
     platform = SimpleNamespace(device="cpu")
     notes = fake.run(platform, Steps(fake, quiet=True), days=6, jobs=2, ready=1, room=Room(1, 3))
@@ -385,7 +405,7 @@ def test_room_is_bounded_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(room, "cores", lambda: 16)
     has(140e9, 128e9)
-    assert found(GPU, quick=False) == Room(16, 16)
+    assert found(GPU, quick=False) == Room(16, 42)
     assert found(GPU) == Room(16, 64)
     assert found(GPU, requested=1) == ONE_BY_ONE
     assert found(two) == Room(8, 32)
