@@ -308,9 +308,7 @@ def test_a_hang_beside_others_is_ended(fake: Fake, where: str) -> None:
     )
 
 
-def test_the_warm_up_has_the_limit_of_a_build(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_warm_up_has_the_limit_of_a_build(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compiles the libraries' functions, which takes minutes where many do so at once."""
 
     def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
