@@ -13,6 +13,7 @@ import torch
 
 from common.base.cache import Entry
 from common.base.days import Day, Further, load_lesson, read_day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL
 from common.base.toolchain import Platform
 from common.build import library
@@ -96,10 +97,14 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
         runtime.set_spin_limit(SPIN_LIMIT)
     channel.emit(Stage("", "loading the library"))
     operators = library.load(todo)
-    work = worker.Work(trial.quick, bench=False, watched=trial.watched, debug=trial.debug)
+    options = RunOptions(
+        quick=trial.quick, bench=False, watched=trial.watched, debug=trial.debug, explain=False
+    )
     names = {rung.name for problem in lesson.problems for rung in problem.rungs}
-    whole = worker.Run(day, platform, work, channel, todo, backend, library.fallbacks(todo), names)
-    once = replace(whole, work=replace(work, first_calls=True))
+    whole = worker.Run(
+        day, platform, options, channel, todo, backend, library.fallbacks(todo), names
+    )
+    once = replace(whole, options=replace(options, first_calls=True))
     calls = _Calls()
     found = {(p.name, rung.name): (p, rung) for p in lesson.problems for rung in p.rungs}
     rows = {}  # of a rung's last check

@@ -16,8 +16,8 @@ class Trial:
     day: its folder. folder: of its sources, if elsewhere. library: built from them. rungs:
     (problem, rung), tried in this order until one fails. once_first: before the whole check, call
     all cases of all rungs once, on which most wrong kernels fail already. quick, watched, debug: as
-    in `common.process.worker.Work`. model: the simulated card, "" for the default. limit: seconds
-    for the whole trial. threads: that run blocks.
+    in `RunOptions`. model: the simulated card, "" for the default. limit: seconds for the whole
+    trial. threads: that run blocks.
     """
 
     day: str
