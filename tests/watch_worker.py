@@ -13,11 +13,12 @@ import time
 from pathlib import Path
 
 from common.base.days import discover
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, DayOutcome, RungOutcome
 from common.practice.challenge import Challenge, WriteChallenge
 from common.practice.journal import Journal
 from common.report.terminal import Report
-from common.run.command import Interrupted, Options, signals_raise
+from common.run.command import Interrupted, signals_raise
 from common.run.desk import Desk
 from common.run.watching import watch
 
@@ -47,7 +48,7 @@ class QuickDesk(Desk):
 
 def main(folder: Path) -> int:
     days = [day for day in discover()[0] if day.number == 2]
-    desk = QuickDesk(Options(("2",), days=folder / "days"), days, Journal(folder / "practice"))
+    desk = QuickDesk(RunOptions(("2",), days=folder / "days"), days, Journal(folder / "practice"))
     try:
         with signals_raise():
             begun = desk.challenge(days[0], days[0].steps[-1].name)

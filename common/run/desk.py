@@ -14,6 +14,7 @@ from typing import Any
 from common.base.day_files import DEBUG, SPEED
 from common.base.days import Day
 from common.base.figures import counted
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, WRITTEN_OUTSIDE, DayOutcome, RungOutcome
 from common.base.toolchain import Platform, ToolchainError
 from common.cpu.findings import source_text
@@ -41,7 +42,6 @@ from common.report.terminal import Report
 from common.run.command import (
     EXIT_FAILED,
     EXIT_PASSED,
-    Options,
     make_runner,
     prepare,
 )
@@ -59,7 +59,7 @@ NO_FUN = (LATE, "the process died")  # failures that teach nothing
 class Desk:
     """A learner's session: the days, the solved exercises, and the checks of files."""
 
-    def __init__(self, options: Options, days: Sequence[Day], journal: Journal):
+    def __init__(self, options: RunOptions, days: Sequence[Day], journal: Journal):
         self.options = replace(options, bench=False)
         self.keys = False  # True if the learner presses keys instead of typing commands
         self.days, self.journal = days, journal

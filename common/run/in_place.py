@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from common.base.options import RunOptions
 from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal, JournalError, practice_folder
 from common.run import command
-from common.run.command import EXIT_USAGE, Options
+from common.run.command import EXIT_USAGE
 from common.run.desk import Desk
 from common.run.selection import SelectionError, select
 
 
-def run(options: Options, name: str) -> int:
+def run(options: RunOptions, name: str) -> int:
     """Run the selected day with the learner's file of this name, which must exist; return the exit
     code."""
     try:

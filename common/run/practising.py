@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.base.day_files import DEBUG, SPEED, WRITE
 from common.base.days import Day
+from common.base.options import RunOptions
 from common.base.toolchain import ToolchainError
 from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal, JournalError, practice_folder
@@ -20,7 +21,6 @@ from common.run.command import (
     EXIT_FAILED,
     EXIT_USAGE,
     Interrupted,
-    Options,
     Refused,
     refuse,
     signals_raise,
@@ -44,7 +44,7 @@ class Wish:
     watch: bool = False
 
 
-def practise(options: Options, wish: Wish) -> int:
+def practise(options: RunOptions, wish: Wish) -> int:
     """Execute `--practice` and its related options; return the exit code."""
     report = Report(colour=options.colour, shown_details=EXPLAINED, narrow=True)
     try:
@@ -97,7 +97,9 @@ def _help_the_editor(root: Path, report: Report) -> None:
         report.prose(f"note: an editor does not know how to read it: {error}", "yellow")
 
 
-def _chosen(options: Options, wish: Wish, days: Sequence[Day], journal: Journal) -> tuple[Day, str]:
+def _chosen(
+    options: RunOptions, wish: Wish, days: Sequence[Day], journal: Journal
+) -> tuple[Day, str]:
     """Return the day and the exercise selected on the command line."""
     if options.selected:
         chosen = select(options.selected, options.days).days

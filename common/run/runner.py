@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from common.base.compiling import BuildError
 from common.base.days import Day
 from common.base.figures import counted
 from common.base.obstacle import obstacle
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Skip
 from common.base.toolchain import Platform, ToolchainError
 from common.base.where import cores
@@ -43,6 +43,7 @@ from common.process.events import (
 from common.report.terminal import Report
 
 BUILD_LIMIT = 900.0  # seconds
+TOOL_SLOWDOWN = 10  # factor on a day's time limit: a tool may slow kernels this much
 BUILD_GRACE = 1.0  # seconds a compiler driver gets to remove half-written files
 BUILD_MEMORY = 0.6e9  # bytes that one nvcc job of a stable-ABI source takes
 POLL = 0.1  # seconds between checks of the time limits
@@ -100,7 +101,7 @@ class _Task:
         return self.state == "running" and not (self.queued or self.turn)
 
 
-Step = Callable[[Day, Platform, Any, Channel], None]  # see common.process.worker.run_day
+Step = Callable[[Day, Platform, RunOptions, Channel], None]  # see common.process.worker.run_day
 
 
 def jobs_allowed(requested: int) -> int:
@@ -135,10 +136,6 @@ def devices(platform: Platform, days: int) -> int:
     return max(1, min(platform.gpus, days))
 
 
-def no_attention() -> None:
-    """Do nothing: the default of `attend`."""
-
-
 class Runner:
     """A run over a sequence of days."""
 
@@ -146,25 +143,25 @@ class Runner:
         self,
         days: Sequence[Day],
         platform: Platform,
+        options: RunOptions,
         step: Step | None,
         build: Callable[[Day], object],
         ready: Callable[[Day], bool],
-        work: Any,
         report: Report,
-        jobs: int,
-        time_limit: float,
-        attend: Callable[[], None] = no_attention,
         room: Room = ONE_BY_ONE,
     ):
         """Prepare a run of `days`, which are built and run in this order.
 
         step: runs a built day (None: only build). build: builds a day, in a child process. ready:
-        returns True if the day needs no build. work: passed to `step`. attend: called at least
-        every POLL seconds; an exception it raises ends the run. room: of each GPU, or of the CPU.
+        returns True if the day needs no build. room: of each GPU, or of the CPU. The options'
+        `attend` is called at least every POLL seconds.
         """
-        self._platform, self._step, self._work, self._report = platform, step, work, report
-        self._build, self._ready = build, ready
-        self._jobs, self._time_limit, self._attention = jobs, time_limit, attend
+        self._platform, self._options, self._report = platform, options, report
+        self._step, self._build, self._ready = step, build, ready
+        self._jobs = jobs_allowed(options.jobs)
+        self._time_limit = options.limit(platform.device)
+        if options.mode != "run":
+            self._time_limit *= TOOL_SLOWDOWN
         self._tasks = [
             _Task(day, Progress(DayOutcome(day.number, day.name, day.title, PASS))) for day in days
         ]
@@ -189,7 +186,7 @@ class Runner:
                 self._start()
                 self._show()
                 self._wait()
-                self._attention()
+                self._options.attend()
                 for task in self._tasks:
                     if task.child is not None:
                         self._attend(task)
@@ -322,7 +319,7 @@ class Runner:
         task.child = fork(work)
 
     def _start_run(self, task: _Task, gpu: int) -> None:
-        step, day, platform, work = self._step, task.day, self._platform, self._work
+        step, day, platform, options = self._step, task.day, self._platform, self._options
         assert step
         task.gpu = gpu
         chosen = {} if self._gpus == 1 else {"CUDA_VISIBLE_DEVICES": str(gpu)}
@@ -331,7 +328,7 @@ class Runner:
             chosen[INDUCTOR_JOBS] = os.environ.get(INDUCTOR_JOBS, str(threads))
         task.state = "running"
         task.progress = Progress(task.outcome, stage="starting")
-        task.child = fork(lambda channel: step(day, platform, work, channel), chosen)
+        task.child = fork(lambda channel: step(day, platform, options, channel), chosen)
         task.until = task.child.started
 
     def _show(self) -> None:

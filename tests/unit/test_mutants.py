@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from common.base.days import Day, discover
+from common.base.outcome import Status
 from common.base.toolchain import Platform, detect
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
 from common.practice.mutants import derive, referee, trial
@@ -29,7 +31,7 @@ from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
 from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import outline, reached_together, trimmed
 from common.practice.mutants.tried import Result, Trial
-from common.process.events import Channel, Stage
+from common.process.events import Channel, Ran, Stage
 
 DAYS, _ = discover()
 
@@ -552,9 +554,10 @@ def test_a_watched_build_that_is_too_slow_kills_no_mutant() -> None:
 
 
 def test_a_mutant_that_the_card_can_no_longer_run_is_seen() -> None:
-    def came(status: str, *rungs: str) -> Result:
-        rows = [["p", "ab"[i], rung, "1", ""] for i, rung in enumerate(rungs)]
-        return Result(status, used=rows)
+    def came(status: str, *rungs: Status) -> Result:
+        return Result(
+            status, ran=[Ran("p", "ab"[i], rung, 1.0, []) for i, rung in enumerate(rungs)]
+        )
 
     usual = came("passed", "PASS", "SKIP")
     assert _no_longer_run(usual, came("skipped", "SKIP", "SKIP")) == "a"
@@ -563,8 +566,8 @@ def test_a_mutant_that_the_card_can_no_longer_run_is_seen() -> None:
 
 def test_a_mutant_that_the_card_can_no_longer_run_on_a_case_is_seen() -> None:
     def came(*left_out: int) -> Result:
-        rows = [["p", "ab"[i], "PASS", "1", "", str(count)] for i, count in enumerate(left_out)]
-        return Result("passed", used=rows)
+        ran = [Ran("p", "ab"[i], "PASS", 1.0, [], count) for i, count in enumerate(left_out)]
+        return Result("passed", ran=ran)
 
     assert _leaves_out_more(came(0, 1), came(0, 2)) == "b"
     assert _leaves_out_more(came(0, 1), came(0, 1)) == ""
@@ -593,3 +596,9 @@ def test_a_call_without_an_end_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
         result = running.take()
     assert (result.status, result.rung) == ("late", "limit")
     assert result.reason.startswith("no end after 200 s, while limit")
+
+
+def test_a_result_crosses_to_another_process() -> None:
+    ran = [Ran("p", "v1", "FAIL", 0.5, ["v1"], 2)]
+    result = Result("failed", "v1", "wrong", ["at 0"], ["races"], [("p", "v1")], ran, 1.5)
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result

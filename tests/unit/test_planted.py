@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.base.days import Day, discover
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
 from common.base.toolchain import Platform
 from common.base.verdict import Score
@@ -18,7 +19,6 @@ from common.practice.mutants.outline import outline
 from common.practice.natural import natural_text
 from common.practice.planted import BY_CHANCE, UNSEEN_ON_CPU, candidates, debug_challenge
 from common.report.terminal import Report
-from common.run.command import Options
 from common.run.desk import Desk
 
 DAYS, _ = discover()
@@ -184,7 +184,7 @@ def test_what_fails_by_chance_is_planted_only_if_it_always_fails(
     found = {mutant.kind.name: mutant for mutant in candidates(day)}
     for kind in ("bounds check dropped", "atomic made plain"):
         mutant, root = found[kind], tmp_path / kind / "days"
-        desk = Desk(Options((str(day.number),), days=root), [day], Journal(root.parent))
+        desk = Desk(RunOptions((str(day.number),), days=root), [day], Journal(root.parent))
         desk._platform = Platform("cuda", "", "", Path(), "")
         challenge = debug_challenge(day, root, mutant.identity, ())
         for outcomes, rejected in (
@@ -204,7 +204,7 @@ def test_what_the_cpu_backend_does_not_show_is_not_tried_there(
     day = next(day for day in DAYS if day.number == 36)
     atomic = next(m for m in candidates(day) if m.kind.name in UNSEEN_ON_CPU)
     challenge = debug_challenge(day, tmp_path / "days", atomic.identity, ())
-    desk = Desk(Options((str(day.number),), days=tmp_path / "days"), [day], Journal(tmp_path))
+    desk = Desk(RunOptions((str(day.number),), days=tmp_path / "days"), [day], Journal(tmp_path))
     monkeypatch.setattr(Desk, "_run", lambda *_, **__: outcome_of(FAIL))
     for device, rejected in (("cpu", False), ("cuda", True)):
         desk._platform = Platform(device, "", "", Path(), "")
@@ -215,7 +215,7 @@ def test_a_change_that_ends_the_process_is_not_planted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day, root = day_to_debug(tmp_path)
-    desk = Desk(Options(("2",), days=root), [day], Journal(tmp_path / "practice"))
+    desk = Desk(RunOptions(("2",), days=root), [day], Journal(tmp_path / "practice"))
     challenge = debug_challenge(day, root, "", ())
     died = outcome_of(FAIL, reason="the process died: killed by SIGABRT")
     died.rungs = [*outcome_of(FAIL).rungs, *died.rungs]
@@ -227,7 +227,7 @@ def test_a_change_that_is_not_noticed_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     day, root = day_to_debug(tmp_path)
-    desk = Desk(Options(("2",), days=root), [day], Journal(tmp_path / "practice"))
+    desk = Desk(RunOptions(("2",), days=root), [day], Journal(tmp_path / "practice"))
     challenge = debug_challenge(day, root, "", ())
     challenge.begin()
     monkeypatch.setattr(Desk, "_run", lambda *_, **__: outcome_of(PASS))
@@ -241,7 +241,7 @@ def test_an_interruption_plants_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     day, root = day_to_debug(tmp_path)
     journal = Journal(tmp_path / "practice")
     report = Report(colour=False)
-    desk = Desk(Options(selected=("2",), days=root), [day], journal)
+    desk = Desk(RunOptions(selected=("2",), days=root), [day], journal)
     monkeypatch.setattr(Desk, "_rejected", lambda *_: True)
     first, began = desk.begin(desk.challenge(day, "debug"), report)
     assert began and first.file.exists()

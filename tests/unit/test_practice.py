@@ -17,6 +17,7 @@ import pytest
 
 from common.base.day_files import Step
 from common.base.days import discover, read_day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.base.paths import DAYS, ROOT
 from common.practice.challenge import WriteChallenge, write_challenge
@@ -371,12 +372,13 @@ def test_a_bar_shows_the_first_and_is_full_at_the_last(
 
 def test_what_a_day_shows_is_no_part_of_an_exercise() -> None:
     """It would take time, and be printed below the failure that is to be read."""
-    from common.process.worker import Work, _shows
+    from common.process.worker import _shows
 
     lesson: Any = SimpleNamespace(show=lambda *_: None)
-    for work, shows in ((Work(alone=True), False), (Work(rungs=("v1",)), False), (Work(), True)):
-        run: Any = SimpleNamespace(work=work)
-        assert _shows(run, lesson) == shows, work
+    alone, one_rung = RunOptions(alone=True), RunOptions(rungs=("v1",))
+    for options, shows in ((alone, False), (one_rung, False), (RunOptions(), True)):
+        run: Any = SimpleNamespace(options=options)
+        assert _shows(run, lesson) == shows, options
 
 
 def test_what_was_not_looked_at_to_the_end_is_not_solved() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from common.base.days import Day
+from common.base.options import RunOptions, no_attention
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.process.child import describe_exit, end_strays, fork
 from common.process.events import (
@@ -27,6 +28,7 @@ from common.process.events import (
     Over,
     Planned,
     Progress,
+    Ran,
     Stage,
     Table,
     TurnOver,
@@ -36,7 +38,7 @@ from common.process.events import (
 )
 from common.report.terminal import Report
 from common.run import command, room, runner
-from common.run.runner import ONE_BY_ONE, Room, no_attention
+from common.run.runner import ONE_BY_ONE, Room
 from tests.progress import wait_for
 
 
@@ -133,8 +135,8 @@ class Fake:
             for n in range(1, days + 1)
         ]  # fmt: skip
         self.runner = runner.Runner(
-            all_days, platform, step, build, lambda day: day.number <= ready, None,
-            Report(self.shown), jobs, limit, attend, room,
+            all_days, platform, RunOptions(jobs=jobs, time_limit=limit, attend=attend), step, build,
+            lambda day: day.number <= ready, Report(self.shown), room,
         )  # fmt: skip
         self.runner.run()
         return self.notes.read_text().splitlines()
@@ -150,7 +152,7 @@ def passed(name: str) -> RungOutcome:
 
 
 def test_builds_and_timing_take_turns_on_the_cpu(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         channel.wait(AskTurn(quiet=True))
         fake.note(f"timing {day.number} begins")
@@ -193,7 +195,7 @@ class Steps:
     crash: str = ""
     hang: str = ""
 
-    def __call__(self, day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def __call__(self, day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         self._part("check", day.number, self.checks, channel)
         channel.emit(Checked(passed("r")))
@@ -249,7 +251,7 @@ class MemoryFull(Steps):
 
     full: int = 1
 
-    def __call__(self, day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def __call__(self, day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         self._part("check", day.number, self.checks, channel)
         channel.wait(AskTurn(self.quiet))
@@ -336,7 +338,7 @@ def test_builds_go_on_until_the_room_is_full_of_days_to_be_timed(fake: Fake) -> 
 
 
 def test_lines_of_a_day_stand_together(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", name, ""] for name in "ab"]))
         channel.emit(Finished(passed("a")))
         time.sleep(0.3)
@@ -351,7 +353,7 @@ def test_lines_of_a_day_stand_together(fake: Fake) -> None:
 
 
 def test_on_the_cpu_days_are_shown_in_order(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "a", ""]]))
         time.sleep(0.5 if day.number == 1 else 0.1)
         channel.emit(Finished(passed("a")))
@@ -370,7 +372,7 @@ def test_what_ends_a_run_ends_all_that_runs_beside(fake: Fake) -> None:
         if fake.notes.exists() and fake.notes.read_text().count("check") == 4:
             raise Ended
 
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         fake.note(f"check {os.getpid()}")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(1234)
@@ -442,7 +444,7 @@ def test_what_took_longest_starts_first(tmp_path: Path) -> None:
 def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         fake.note(f"{os.environ['CUDA_VISIBLE_DEVICES']} begins")
         time.sleep(0.3)
@@ -463,7 +465,7 @@ def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_single_day_has_all_gpus(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         fake.note(f"given: {os.environ.get('CUDA_VISIBLE_DEVICES')}")
         channel.emit(Finished(passed("r")))
@@ -474,7 +476,7 @@ def test_a_single_day_has_all_gpus(fake: Fake, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_device_left_in_error_ends_the_day(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", name, ""] for name in "abc"]))
         channel.emit(Checked(passed("a")))
         failed = RungOutcome("p", "b", "", FAIL, "illegal address")
@@ -490,7 +492,7 @@ def test_a_device_left_in_error_ends_the_day(fake: Fake) -> None:
 
 
 def test_rungs_are_kept_in_the_order_of_the_day(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", name, ""] for name in "abc"]))
         for name in "cab":
             channel.emit(Finished(passed(name)))
@@ -577,6 +579,7 @@ EVENTS = [
     Finished(RungOutcome("p", "r", "", FAIL, "why", ["×"])),
     AskTurn(True),
     TurnOver(),
+    Ran("p", "r", PASS, 0.5, ["v1"], 2),
     Table("t", ["a"], [["1"]]),
     Unbuilt("no", ["line"]),
     Ended(SKIP, "nothing here"),

@@ -12,6 +12,7 @@ import pytest
 from common.base.days import Day, discover
 from common.base.declaration import Case, Problem, Rung
 from common.base.ladder import Ladder, has_ladder, ladder_of
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
 from common.base.paths import DAYS
 from common.base.toolchain import Platform
@@ -23,7 +24,7 @@ from common.practice.standing import exercises, exercises_of, marks, next_exerci
 from common.practice.work_counts import WorkCounts, goals, waste, work_counts
 from common.report.terminal import Report
 from common.run import pace
-from common.run.command import EXIT_FAILED, Options
+from common.run.command import EXIT_FAILED
 from common.run.desk import Desk
 
 FOUND = discover()[0]
@@ -196,7 +197,7 @@ class Bench(Desk):
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Bench:
-    return Bench(Options((), days=tmp_path / "days"), FOUND, Journal(tmp_path / "practice"))
+    return Bench(RunOptions(days=tmp_path / "days"), FOUND, Journal(tmp_path / "practice"))
 
 
 def finish(
@@ -243,7 +244,7 @@ def test_counting_without_end_is_waste(
     challenge = speed_challenge(next(d for d in FOUND if has_ladder(d)), tmp_path / "days")
     challenge.begin()
     cpu = Platform("cpu", "g++", "g++ 12", Path("/"), "2.11")
-    judge = pace.Pace(Options(()), cpu, Report(io.StringIO()))
+    judge = pace.Pace(RunOptions(), cpu, Report(io.StringIO()))
     if said is None:
         with pytest.raises(ExerciseError):
             judge.waste(challenge)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Problem, Rung
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, RungOutcome, Timing
 from common.check import beyond
 from common.check.call import Failure
@@ -52,8 +53,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
             release_memory=lambda: happened.append("memory released"),
         )  # fmt: skip
         platform = SimpleNamespace(device="cuda", arch="9.0a")
+        options = RunOptions(quick=quick)
         whole: Any = worker.Run(
-            None, platform, worker.Work(quick), Direct(happened.append), None, backend, str, (),  # type: ignore[arg-type]
+            None, platform, options, Direct(happened.append), None, backend, str, (),  # type: ignore[arg-type]
             ceilings=SimpleNamespace(),
         )  # fmt: skip
 

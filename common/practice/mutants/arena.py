@@ -71,7 +71,7 @@ class Arena:
             number = data.pop("number")
             with self._lock:
                 future = self._waiting.pop(number)
-            future.set_result(Result(**data))
+            future.set_result(Result.from_json(data))
         with self._lock:
             left, self._waiting = self._waiting, {}
         for future in left.values():

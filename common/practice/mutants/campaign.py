@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from common.practice.mutants.ledger import Ledger
 from common.practice.mutants.outline import Declaration, outline
 from common.practice.mutants.tried import Result, Trial
 from common.practice.mutants.workshop import Programs, Workshop
+from common.process.events import Ran
 
 WATCHING: tuple[Variant, ...] = ("trace", "address")
 DAYS_AT_A_TIME = 3  # keeps cores busy while the last mutants of a day are tried
@@ -292,10 +293,9 @@ class _DayCampaign:
             arena = self.campaign.arena("plain")
             futures = [
                 self.campaign.submit_first(
-                    arena.run,
-                    replace(self._trial(library, ((row[0], row[1]),), 300.0), quick=True),
+                    arena.run, replace(self._trial(library, (pair,), 300.0), quick=True)
                 )
-                for row in listed.used
+                for pair in listed.planned
             ]
             results = [future.result() for future in futures]
             for result in results:
@@ -304,13 +304,14 @@ class _DayCampaign:
                         f"{result.rung}, as it is, does not pass: {result.reason}; "
                         f"python run_day.py {self.day.number} --device cpu says more"
                     )
-            data = {"rows": [row for r in results for row in r.used if r.status == "passed"]}
+            passed = [result for result in results if result.status == "passed"]
+            data = {"ran": [asdict(ran) for result in passed for ran in result.ran]}
             self.ledger.put(key, data)
-        rows = data["rows"]
-        assert isinstance(rows, list)
+        known = data["ran"]
+        assert isinstance(known, list)
         found = [
-            _Rung((row[0], row[1]), float(row[3]), frozenset(filter(None, row[4].split(","))))
-            for row in rows
+            _Rung((ran.problem, ran.rung), ran.seconds, frozenset(ran.operators))
+            for ran in (Ran(**each) for each in known)
         ]
         return sorted(found, key=lambda rung: rung.seconds)
 
@@ -420,7 +421,7 @@ class _DayCampaign:
         if result.status in BAD:
             return _killed(verdict, result, _by(result))
         skipped = _no_longer_run(usual, result)
-        if not skipped and any(int(row[5]) for row in result.used):
+        if not skipped and any(ran.left_out for ran in result.ran):
             whole = self._check_original("plain", pairs, operators, whole=True)
             skipped = _leaves_out_more(whole, result)
         if skipped:
@@ -623,16 +624,17 @@ def _killed(verdict: Verdict, result: Result, by: str) -> Verdict:
 def _no_longer_run(usual: Result, result: Result) -> str:
     """Return a rung that the original runs and the mutant skips, since the card lacks something
     now, or ""."""
-    ran = {(row[0], row[1]) for row in usual.used if row[2] != SKIP}
-    return next((row[1] for row in result.used if row[2] == SKIP and (row[0], row[1]) in ran), "")
+    run = {(ran.problem, ran.rung) for ran in usual.ran if ran.status != SKIP}
+    skipped = [ran for ran in result.ran if ran.status == SKIP]
+    return next((ran.rung for ran in skipped if (ran.problem, ran.rung) in run), "")
 
 
 def _leaves_out_more(usual: Result, result: Result) -> str:
     """Return a rung that the mutant, tried on all cases, checks on fewer than the original, since
     the card lacks something for the others now, or ""."""
-    left_out = {(row[0], row[1]): int(row[5]) for row in usual.used}
-    pairs = ((row[0], row[1], int(row[5])) for row in result.used)
-    return next((rung for problem, rung, n in pairs if n > left_out.get((problem, rung), n)), "")
+    before = {(ran.problem, ran.rung): ran.left_out for ran in usual.ran}
+    more = [r for r in result.ran if r.left_out > before.get((r.problem, r.rung), r.left_out)]
+    return more[0].rung if more else ""
 
 
 def _by(result: Result) -> str:
