@@ -67,7 +67,7 @@ def _steps(run: CaseRun) -> list[Step]:
         (same_again, True),
         (other_orders, True),
         (further_rows, run.case.values == "nonfinite"),
-        (late_streams, problem.several_streams),
+        (late_streams, not on_gpu),
         (side_stream, on_gpu),
         (graph, on_gpu and not run.rung.not_captured and not UNCACHED),
         (gradients, problem.gradients),
@@ -121,7 +121,7 @@ def check_rung(
     - the result is compared with the reference in float64: values, shape, dtype, device, strides;
     - nothing is written outside of tensors, and no argument that the schema does not mark;
     - a second call on other inputs, then one on the first input with other poison, give equal bits;
-    - on the CPU every thread order, and late streams if the problem uses several; on CUDA a busy
+    - on the CPU every thread order, and late streams; on CUDA a busy
       side stream and a CUDA graph replayed with changed input; gradients if the problem has them;
     - unless quick, one case of a random shape (common/check/random_case.py).
 

@@ -35,6 +35,9 @@ class FakeBackend:
     def schedules(self, quick: bool = False) -> tuple[str, ...]:
         return self.orders
 
+    def late_schedules(self, several: bool) -> tuple[str, ...]:
+        return ()
+
     def use(self, schedule: str) -> None:
         self.order = schedule
 
@@ -50,6 +53,9 @@ class FakeBackend:
         yield Watched()
 
     def open_tensors(self, opened: bool) -> None:
+        pass
+
+    def catch_up(self) -> None:
         pass
 
     def synchronize(self) -> None:

@@ -171,6 +171,7 @@ class CaseRun:
                 expected.on_host,
                 into,
                 late=late,
+                pinned=self.problem.several_streams,
             )
         except Exception as error:
             return None, raised(error)
