@@ -205,9 +205,9 @@ class Problem:
         of their result is compared with that of the rungs.
     libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
     outputs_exact: outputs must be equal to the last bit (integers, copies).
-    several_streams: True if rungs use further streams. Then the CPU backend also checks them with
-        streams that run their work as late as legal (common/cpu/README.md), so that a missing
-        event gives a wrong result.
+    several_streams: True if rungs use further streams. The CPU backend checks every rung with
+        streams that run their work as late as legal (common/cpu/README.md), so that a missing event
+        gives a wrong result; these in three orders, and with host arrays that count as pinned.
     gradients: True if the operator has a backward, checked against float64 autograd. Then a
         training step is timed: the forward pass and the backward pass together.
     unwatched: why compute-sanitizer cannot run it, "" if it can: under that tool, the problem is

@@ -264,6 +264,8 @@ class Runtime:
         self._library.cudacpu_undefined_shuffle.restype = ctypes.c_char_p
         self._library.cudacpu_copy_late.argtypes = [*sizes[:1], *sizes[:1], ctypes.c_size_t]
         self._library.cudacpu_end_late_check.restype = ctypes.c_char_p
+        self._library.cudacpu_wait_for_current_stream.restype = ctypes.c_char_p
+        self._library.cudacpu_handles.restype = ctypes.c_size_t
         self._library.cudacpu_allocations.restype = ctypes.c_size_t
         self._library.cudacpu_forget_tensors.restype = ctypes.c_char_p
         self._library.cudacpu_add_tensor.argtypes = [*sizes, ctypes.c_int, ctypes.c_char_p]
@@ -294,9 +296,14 @@ class Runtime:
         """Count exactly these bytes of memory as a second device's from now on."""
         self._library.cudacpu_on_other_device(address, size)
 
-    def begin_late_check(self) -> None:
-        """Run the work of streams as late as legal from now on, and count host arrays as pinned."""
-        self._library.cudacpu_begin_late_check()
+    def begin_late_check(self, pinned: bool) -> None:
+        """Run the work of streams as late as legal from now on. pinned: count host arrays as
+        pinned."""
+        self._library.cudacpu_begin_late_check(int(pinned))
+
+    def wait_for_current_stream(self) -> str:
+        """Run the work that the current stream waits for. Return what failed, or ""."""
+        return self._library.cudacpu_wait_for_current_stream().decode()
 
     def copy_late(self, to: int, source: int, size: int) -> None:
         """Submit a late copy of `size` bytes between two addresses to the current stream."""
@@ -335,6 +342,14 @@ class Runtime:
     def allocations(self) -> int:
         """Return the number of allocations by cudaMalloc and similar calls that were not freed."""
         return int(self._library.cudacpu_allocations())
+
+    def handles(self) -> int:
+        """Return the number of streams and events that were not destroyed."""
+        return int(self._library.cudacpu_handles())
+
+    def device_left(self) -> int:
+        """Return the device that a launcher left current instead of the one before, or -1."""
+        return int(self._library.cudacpu_device_left())
 
     def add_tensor(self, address: int, size: int, band: int, writable: bool, name: str) -> None:
         """Register a tensor of `size` bytes, in separate memory with `band` bytes on both sides,

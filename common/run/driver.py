@@ -72,8 +72,9 @@ def _try(
 ) -> str:
     """Call a rung and compare it with PyTorch; print and return the outcome."""
     from common.check import device
+    from common.check.cases import quick_cases
     from common.check.lacks import Lacking
-    from common.check.rungs import call_once, quick_cases
+    from common.check.rungs import call_once
     from common.process.worker import load_rung, without_advice
 
     called, status, said, details = rung.name, RIGHT, list[str](), list[str]()

@@ -12,10 +12,11 @@ import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
 from common.check.call import outputs_of
+from common.check.cases import quick_cases
 from common.check.device import Backend, Watched, interpreted, of_rung
 from common.check.draw import Draw
 from common.check.expected import Expected, check_same_in_both, evaluate, signature_of
-from common.check.rungs import CheckResult, check_outputs, check_rung, quick_cases
+from common.check.rungs import CheckResult, check_outputs, check_rung
 
 SHAPES = [(1, 1), (3, 257), (8, 64), (0, 5)]
 FLOATS = ["float32", "float16", "bfloat16", "float64"]
@@ -34,6 +35,9 @@ class FakeBackend:
     def schedules(self, quick: bool = False) -> tuple[str, ...]:
         return self.orders
 
+    def late_schedules(self, several: bool) -> tuple[str, ...]:
+        return ()
+
     def use(self, schedule: str) -> None:
         self.order = schedule
 
@@ -49,6 +53,9 @@ class FakeBackend:
         yield Watched()
 
     def open_tensors(self, opened: bool) -> None:
+        pass
+
+    def catch_up(self) -> None:
         pass
 
     def synchronize(self) -> None:
@@ -715,7 +722,7 @@ def test_captured_and_replayed(fake_gpu: FakeBackend) -> None:
 
 def test_work_on_another_stream(fake_gpu: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # The copy of the true input is still waiting while the rung already reads.
-    monkeypatch.setattr("common.check.rungs._fill", lambda into, source: None)
+    monkeypatch.setattr("common.check.steps.streams.fill", lambda into, source: None)
     problem = softmax_problem(cases=grid([(3, 257)], FLOATS))
     rejected(
         on_gpu(softmax_in_parts), "on a side stream", "current stream",
