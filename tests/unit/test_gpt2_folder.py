@@ -8,7 +8,9 @@ of the kernels. transformers is compared with if it is installed; nothing else n
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.base.paths import ROOT
+from days.day86 import training
 from days.day100 import generate, model
 from days.day100.folder import read_config, read_weights, vocabulary_of
 from days.day100.weights import RefusedError, Vocabulary, Weights
@@ -324,6 +327,25 @@ def test_other_tokenisers_are_refused(tmp_path: Path) -> None:
         vocabulary(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", read_config),
+        ("tokenizer.json", lambda folder: vocabulary_of(folder, CONFIG)),
+        ("vocab.json", lambda folder: vocabulary_of(folder, CONFIG)),
+        ("model.safetensors", lambda folder: read_weights(folder, CONFIG, 300)),
+        ("model.safetensors.index.json", lambda folder: read_weights(folder, CONFIG, 300)),
+    ],
+)
+def test_a_pipe_is_refused_by_name_and_not_waited_for(
+    name: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RefusedError, match=f"{name}: expected a file$"):
+        read(tmp_path)
+
+
 def test_without_the_package_the_error_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +390,7 @@ def test_without_a_model_the_repositorys_speaks_unless_the_folder_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = generate.default_model()
+    small = training.default_model()
     assert small.stat().st_size < 4e6
     weights = generate.model_at(small)[1]("cpu")
     layers, heads, _, words, positions = weights.shape
@@ -380,5 +402,5 @@ def test_without_a_model_the_repositorys_speaks_unless_the_folder_has_one(
     assert F.cross_entropy(logits[None], text[-1:]) < 4.17  # log(65)
     assert capsys.readouterr().err == ""
     (tmp_path / "gpt.best.checkpoint").write_bytes(small.read_bytes())
-    assert generate.default_model() == Path("gpt.best.checkpoint")
+    assert training.default_model() == Path("gpt.best.checkpoint")
     assert "gpt.best.checkpoint" in capsys.readouterr().err
