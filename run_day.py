@@ -505,9 +505,9 @@ def main(argv: list[str] | None = None) -> int:
 def practise(args: argparse.Namespace, options: RunOptions) -> int:
     """Run `--practice` and the options that belong to it."""
     if args.in_process:
-        from common.run import in_place
+        from common.run import under_debugger
 
-        return in_place.run(options, args.practice)
+        return under_debugger.run(options, args.practice)
     from common.run import practising
 
     wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
@@ -528,7 +528,7 @@ def where_we_are(root: Path) -> int:
 
 def mutants(args: argparse.Namespace, options: RunOptions) -> int:
     """Run `--mutants`."""
-    from common.practice.mutants.campaign import Choice
+    from common.mutants.campaign import Choice
     from common.run import mutate
 
     seed = mutate.today_as_seed() if args.seed is None else args.seed
@@ -606,9 +606,9 @@ def prepare_process() -> None:
 if __name__ == "__main__":
     prepare_process()
     if "--in-process" not in sys.argv:  # which a tool watches
-        from common.run.keeper import go_on_kept
+        from common.run.supervisor import go_on_supervised
 
-        go_on_kept()
+        go_on_supervised()
     try:
         code = main()
         sys.stdout.flush()

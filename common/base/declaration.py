@@ -120,7 +120,7 @@ class Rung:
         -> the gradients of the rung's inputs, a tensor or a tuple with None for inputs without one.
         The upstream gradients are contiguous. saves: (inputs, output) -> the argument `saved` of
         `backward`, a tuple of tensors and plain values.
-    load: for a custom build: takes a `common.build.own_way.Builder`, returns the callable. The
+    load: for a custom build: takes a `common.build.custom_build.Builder`, returns the callable. The
         default is torch.ops.dayNN.<name>.
     triton: for a kernel in Triton, the module of the day's folder whose function of the rung's name
         launches it. It is skipped without Triton, and interpreted on the CPU.

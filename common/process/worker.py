@@ -28,7 +28,7 @@ from common.base.paths import ROOT
 from common.base.toolchain import Platform, sm
 from common.bench import ceilings
 from common.bench.timing import Untimed, target_met, time_problem, warm_up
-from common.build import library, own_way
+from common.build import custom_build, library
 from common.check import bad_input, beyond, device, guard, rungs
 from common.check.autograd import differentiable
 from common.check.expected import expectations, message_of, passed_on, places_of
@@ -452,10 +452,10 @@ def load_rung(
     Raise LookupError if the day does not register such an operator.
     """
     if rung.load is not None:
-        builder = own_way.Builder(todo)
+        builder = custom_build.Builder(todo)
         return rung.load(builder), builder.seconds
     if rung.in_python:
-        builder = own_way.Builder(todo)
+        builder = custom_build.Builder(todo)
         module = builder.triton(rung.triton) if rung.triton else builder.numba(rung.numba)
         if not hasattr(module, rung.name):
             raise LookupError(f"{rung.triton or rung.numba}.py has no function {rung.name}")

@@ -23,10 +23,10 @@ from common.base.paths import ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import cores, device_name, versions, where
 from common.cpu import libraries, models
-from common.practice.exercise import linked_for
 from common.practice.journal import Journal, JournalError, practice_folder
+from common.practice.progress import exercises_of
 from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_of
-from common.practice.standing import exercises_of
+from common.practice.steps import linked_for
 from common.process.child import Child, end_strays, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
 from common.report import runs as reports
@@ -35,7 +35,6 @@ from common.report.comparison import Change, compare, compared_lines, in_one_onl
 from common.report.drawn_call import DrawnRungs
 from common.report.files import ResultsError, check_writable, write_atomically
 from common.report.terminal import NO_TIMES, Report
-from common.run.room import keep_seconds, longest_first, room, seconds_file
 from common.run.runner import (
     BUILD_GRACE,
     ONE_BY_ONE,
@@ -44,6 +43,7 @@ from common.run.runner import (
     Step,
     devices,
 )
+from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
 from common.run.selection import Selection, SelectionError, select
 
 EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -360,7 +360,7 @@ def make_runner(
         )
     held = ONE_BY_ONE
     if options.mode == "run" and len(days) > 1:
-        held = room(platform, len(days), options.quick, options.side_by_side)
+        held = capacity(platform, len(days), options.quick, options.side_by_side)
     side_by_side = held.checked * devices(platform, len(days))
     if side_by_side > 1:
         options = replace(options, threads=max(1, cores() // side_by_side))

@@ -28,7 +28,7 @@ from common.base.verdict import (
     Verdict,
     score,
 )
-from common.practice.mutants.campaign import Campaign, Choice, DayReport
+from common.mutants.campaign import Campaign, Choice, DayReport
 from common.report import runs as reports
 from common.report import stored
 from common.report.files import ResultsError, check_writable

@@ -5,7 +5,7 @@ The parent imports torch once and never touches CUDA. Every build and every run 
 
 Several days are checked side by side on one device. Then each waits for its turn, in which it has
 the device for itself, to be timed. Turns begin when no day is being checked on the device; until
-then, further days are started while `Room` allows it. So no day is paused in the middle of a
+then, further days are started while `Capacity` allows it. So no day is paused in the middle of a
 check, and days take their turns one after another.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from common.base.compiling import BuildError
 from common.base.days import Day
 from common.base.figures import counted
-from common.base.obstacle import obstacle
+from common.base.machine_faults import obstacle
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Skip
 from common.base.toolchain import Platform, ToolchainError
@@ -57,7 +57,7 @@ PARTS = {"starting": "loading", "loading the day": "loading"}
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """Limits on the days of one device. checked: days that are checked at a time. alive: these and
     the days that wait for their turns; at least `checked`."""
 
@@ -65,7 +65,7 @@ class Room:
     alive: int = 1
 
 
-ONE_BY_ONE = Room()
+ONE_BY_ONE = Capacity()
 
 
 @dataclass
@@ -148,12 +148,12 @@ class Runner:
         build: Callable[[Day], object],
         ready: Callable[[Day], bool],
         report: Report,
-        room: Room = ONE_BY_ONE,
+        capacity: Capacity = ONE_BY_ONE,
     ):
         """Prepare a run of `days`, which are built and run in this order.
 
         step: runs a built day (None: only build). build: builds a day, in a child process. ready:
-        returns True if the day needs no build. room: of each GPU, or of the CPU. The options'
+        returns True if the day needs no build. capacity: of each GPU, or of the CPU. The options'
         `attend` is called at least every POLL seconds.
         """
         self._platform, self._options, self._report = platform, options, report
@@ -165,11 +165,11 @@ class Runner:
         self._tasks = [
             _Task(day, Progress(DayOutcome(day.number, day.name, day.title, PASS))) for day in days
         ]
-        self._room = room
+        self._capacity = capacity
         self._gpus = devices(platform, len(days))
         # Lines of several days must not interleave. On the CPU, the output is the same every time;
         # on a GPU the order of the days depends on how long they took.
-        self._by_day = len(days) > 1 and room.alive * self._gpus > 1
+        self._by_day = len(days) > 1 and capacity.alive * self._gpus > 1
         self._in_order = platform.device == "cpu"
 
     @property
@@ -247,13 +247,13 @@ class Runner:
         """Give the next day its turn, unless a day is being checked on the GPU or has its turn.
 
         A parallel build would disturb a time by the host's clock: a day timed so waits until
-        everything is built, or the room is full. A day that found the memory full waits until the
+        everything is built, or the GPU is full. A day that found the memory full waits until the
         others are over.
         """
         days = self._on(gpu)
         if any(not task.queued for task in days):
             return
-        full = len(days) >= self._room.alive
+        full = len(days) >= self._capacity.alive
         builds = self._in("building") or (self._in("waiting") and not full)
         alone = all(task.last for task in days)
         for task in days:
@@ -266,13 +266,14 @@ class Runner:
 
     def _builds_wait(self) -> bool:
         """Return True if no build may start: a day is timed by the host's clock, or days that wait
-        for such a turn fill the room of a GPU."""
+        for such a turn fill a GPU."""
         running = self._in("running")
         if any(task.turn and task.quiet for task in running):
             return True
         on = [self._on(gpu) for gpu in range(self._gpus)]
         return any(
-            len(days) >= self._room.alive and all(t.queued and t.quiet for t in days) for days in on
+            len(days) >= self._capacity.alive and all(t.queued and t.quiet for t in days)
+            for days in on
         )
 
     def _free_gpu(self) -> int | None:
@@ -280,8 +281,8 @@ class Runner:
         found = []
         for gpu in range(self._gpus):
             days = self._on(gpu)
-            has_room = len(days) < self._room.alive
-            has_room = has_room and sum(task.checked for task in days) < self._room.checked
+            has_room = len(days) < self._capacity.alive
+            has_room = has_room and sum(task.checked for task in days) < self._capacity.checked
             if has_room and not any(task.turn for task in days):
                 found.append((len(days), gpu))
         return min(found)[1] if found else None
@@ -323,8 +324,8 @@ class Runner:
         assert step
         task.gpu = gpu
         chosen = {} if self._gpus == 1 else {"CUDA_VISIBLE_DEVICES": str(gpu)}
-        if self._room.checked > 1:  # or inductor starts as many processes as there are cores
-            threads = max(1, cores() // (self._gpus * self._room.checked))
+        if self._capacity.checked > 1:  # or inductor starts as many processes as there are cores
+            threads = max(1, cores() // (self._gpus * self._capacity.checked))
             chosen[INDUCTOR_JOBS] = os.environ.get(INDUCTOR_JOBS, str(threads))
         task.state = "running"
         task.progress = Progress(task.outcome, stage="starting")

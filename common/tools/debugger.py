@@ -22,9 +22,9 @@ from common.base.days import Day, load_lesson
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.base.toolchain import VARIANT_VARIABLE, Platform, Variant
+from common.build.custom_build import not_watched
 from common.build.library import unset_locals
 from common.build.narrowing import narrowed
-from common.build.own_way import not_watched
 from common.cpu import findings
 from common.cpu.backend import preloaded
 from common.cpu.findings import ABOUT_ADDRESSES, RETURNED_EARLY, ROWS, THROWN

@@ -15,7 +15,7 @@ import pytest
 from common.base import toolchain
 from common.base.options import RunOptions
 from common.base.paths import DAYS, ROOT
-from common.practice.mutants.campaign import Choice
+from common.mutants.campaign import Choice
 from common.run import doctor, driver, mutate
 from common.run.doctor import BAD, OK, WARN, Finding
 from tests.command_line import FIXTURE_DAYS, CommandLine

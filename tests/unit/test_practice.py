@@ -20,9 +20,13 @@ from common.base.days import discover, read_day
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.base.paths import DAYS, ROOT
+from common.mutants.outline import outline
 from common.practice.challenge import WriteChallenge, write_challenge
 from common.practice.excerpt import excerpt
-from common.practice.exercise import (
+from common.practice.journal import Journal, JournalError
+from common.practice.progress import exercises, next_exercise, progress_lines
+from common.practice.python_code import body_of, code_of, excerpt_of
+from common.practice.steps import (
     ExerciseError,
     changed_around,
     line_of,
@@ -34,12 +38,8 @@ from common.practice.exercise import (
     stub,
     with_backward,
 )
-from common.practice.journal import Journal, JournalError
-from common.practice.mutants.outline import outline
-from common.practice.python_code import body_of, code_of, excerpt_of
-from common.practice.standing import exercises, next_exercise, standing
 from common.report.terminal import Report
-from common.run.desk import _with_what_is_no_fault_noted
+from common.run.tutor import _with_what_is_no_fault_noted
 
 SOURCE = """\
 // a comment with { in it
@@ -366,7 +366,7 @@ def test_a_bar_shows_the_first_and_is_full_at_the_last(
     assert len(every) == 28
     for day, kind in every[:done]:
         journal.entry(day.number, kind).solved = "2026-01-31"
-    bar = standing(days, journal)[0].split()[-5]
+    bar = progress_lines(days, journal)[0].split()[-5]
     assert bar == "■" * filled + "□" * (12 - filled)
 
 

@@ -37,8 +37,8 @@ from common.process.events import (
     to_line,
 )
 from common.report.terminal import Report
-from common.run import command, room, runner
-from common.run.runner import ONE_BY_ONE, Room
+from common.run import command, runner, scheduling
+from common.run.runner import ONE_BY_ONE, Capacity
 from tests.progress import wait_for
 
 
@@ -120,7 +120,7 @@ class Fake:
         days: int,
         jobs: int = 1,
         ready: int = 0,
-        room: Room = ONE_BY_ONE,
+        capacity: Capacity = ONE_BY_ONE,
         limit: float = 20.0,
         attend: Any = no_attention,
     ) -> list[str]:
@@ -136,7 +136,7 @@ class Fake:
         ]  # fmt: skip
         self.runner = runner.Runner(
             all_days, platform, RunOptions(jobs=jobs, time_limit=limit, attend=attend), step, build,
-            lambda day: day.number <= ready, Report(self.shown), room,
+            lambda day: day.number <= ready, Report(self.shown), capacity,
         )  # fmt: skip
         self.runner.run()
         return self.notes.read_text().splitlines()
@@ -237,7 +237,7 @@ def side_by_side(notes: list[str]) -> dict[str, int]:
 
 
 def test_days_are_checked_side_by_side_and_take_turns_alone(fake: Fake) -> None:
-    notes = fake.run(GPU, Steps(fake, together=3), days=7, ready=7, room=Room(3, 5))
+    notes = fake.run(GPU, Steps(fake, together=3), days=7, ready=7, capacity=Capacity(3, 5))
     assert side_by_side(notes) == {"build": 0, "check": 3, "turn": 1, "beside": 0}
     first = next(i for i, line in enumerate(notes) if line.startswith("turn"))
     checked = {line.split()[1] for line in notes[:first]}
@@ -271,7 +271,7 @@ def test_a_day_that_finds_the_memory_full_is_timed_when_the_others_are_over(
 ) -> None:
     """Two such days do not wait for each other."""
     steps = MemoryFull(fake, together=2, full=full)
-    notes = fake.run(GPU, steps, days=5, ready=5, room=Room(3, 5))
+    notes = fake.run(GPU, steps, days=5, ready=5, capacity=Capacity(3, 5))
     ends = [line for line in notes if line.startswith("day")]
     assert {line.split()[1] for line in ends[-full:]} == {f"{n}" for n in range(1, full + 1)}
     last = next(i for i, line in enumerate(notes) if line.startswith("turn 1 "))
@@ -282,7 +282,7 @@ def test_a_day_that_finds_the_memory_full_is_timed_when_the_others_are_over(
 def test_days_that_wait_use_none_of_their_time(fake: Fake) -> None:
     limit, turn = 6.0, 2.1
     steps = Steps(fake, 0.1, turn, together=2)
-    notes = fake.run(GPU, steps, days=4, ready=4, room=Room(4, 4), limit=limit)
+    notes = fake.run(GPU, steps, days=4, ready=4, capacity=Capacity(4, 4), limit=limit)
     assert side_by_side(notes)["check"] > 1
     outcomes = fake.runner.outcomes
     assert [outcome.status for outcome in outcomes] == [PASS] * 4
@@ -293,7 +293,7 @@ def test_days_that_wait_use_none_of_their_time(fake: Fake) -> None:
 
 @pytest.mark.parametrize("where", ["check", "turn"])
 def test_a_crash_beside_others_costs_one_day(fake: Fake, where: str) -> None:
-    notes = fake.run(GPU, Steps(fake, crash=where), days=4, ready=4, room=Room(4, 4))
+    notes = fake.run(GPU, Steps(fake, crash=where), days=4, ready=4, capacity=Capacity(4, 4))
     assert side_by_side(notes)["beside"] == 0
     status = {outcome.number: outcome.status for outcome in fake.runner.outcomes}
     assert status == {1: PASS, 2: FAIL, 3: PASS, 4: PASS}
@@ -301,7 +301,7 @@ def test_a_crash_beside_others_costs_one_day(fake: Fake, where: str) -> None:
 
 @pytest.mark.parametrize("where", ["check", "turn"])
 def test_a_hang_beside_others_is_ended(fake: Fake, where: str) -> None:
-    fake.run(GPU, Steps(fake, hang=where), days=3, ready=3, room=Room(3, 3), limit=3.0)
+    fake.run(GPU, Steps(fake, hang=where), days=3, ready=3, capacity=Capacity(3, 3), limit=3.0)
     status = {outcome.number: outcome.status for outcome in fake.runner.outcomes}
     assert status == {1: PASS, 2: FAIL, 3: PASS}
     hung = next(outcome for outcome in fake.runner.outcomes if outcome.number == 2)
@@ -322,7 +322,7 @@ def test_the_warm_up_has_the_limit_of_a_build(fake: Fake, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(runner, "BUILD_LIMIT", 3.0)
     fake.notes.touch()
-    fake.run(GPU, step, days=2, ready=2, room=Room(2, 2), limit=1.0)
+    fake.run(GPU, step, days=2, ready=2, capacity=Capacity(2, 2), limit=1.0)
     slow, hung = fake.runner.outcomes
     assert slow.status == PASS and slow.spent["warming up"] > 1.0
     assert hung.status == FAIL and "no end after 3 s, killed, while warming up" in hung.reason
@@ -330,7 +330,9 @@ def test_the_warm_up_has_the_limit_of_a_build(fake: Fake, monkeypatch: pytest.Mo
 
 def test_builds_go_on_until_the_room_is_full_of_days_to_be_timed(fake: Fake) -> None:
     platform = SimpleNamespace(device="cpu")
-    notes = fake.run(platform, Steps(fake, quiet=True), days=6, jobs=2, ready=1, room=Room(1, 3))
+    notes = fake.run(
+        platform, Steps(fake, quiet=True), days=6, jobs=2, ready=1, capacity=Capacity(1, 3)
+    )
     found = side_by_side(notes)
     assert (found["build"], found["check"], found["turn"], found["beside"]) == (2, 1, 1, 0)
     first = notes.index(next(line for line in notes if line.startswith("turn")))
@@ -346,7 +348,7 @@ def test_lines_of_a_day_stand_together(fake: Fake) -> None:
         channel.emit(Over())
 
     fake.notes.touch()
-    fake.run(GPU, step, days=3, ready=3, room=Room(3, 3))
+    fake.run(GPU, step, days=3, ready=3, capacity=Capacity(3, 3))
     lines = [line.split() for line in fake.shown.getvalue().splitlines()[1:]]
     assert [name for _, name, *_ in lines] == list("ababab")
     assert sorted({number for number, *_ in lines}) == list("123")
@@ -360,7 +362,7 @@ def test_on_the_cpu_days_are_shown_in_order(fake: Fake) -> None:
         channel.emit(Over())
 
     fake.notes.touch()
-    fake.run(SimpleNamespace(device="cpu"), step, days=3, ready=3, room=Room(3, 3))
+    fake.run(SimpleNamespace(device="cpu"), step, days=3, ready=3, capacity=Capacity(3, 3))
     assert [line.split()[0] for line in fake.shown.getvalue().splitlines()[1:]] == list("123")
 
 
@@ -378,7 +380,7 @@ def test_what_ends_a_run_ends_all_that_runs_beside(fake: Fake) -> None:
         time.sleep(1234)
 
     with pytest.raises(Ended):
-        fake.run(GPU, step, days=6, ready=6, room=Room(4, 4), attend=attend)
+        fake.run(GPU, step, days=6, ready=6, capacity=Capacity(4, 4), attend=attend)
     pids = [int(line.split()[1]) for line in fake.notes.read_text().splitlines()]
     assert len(pids) == 4
     for pid in pids:
@@ -396,24 +398,24 @@ def test_room_is_bounded_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cpu, two = SimpleNamespace(device="cpu"), SimpleNamespace(device="cuda", gpus=2)
 
-    def found(platform: Any, quick: bool = True, requested: int = 0) -> Room:
-        return room.room(platform, 100, quick, requested)
+    def found(platform: Any, quick: bool = True, requested: int = 0) -> Capacity:
+        return scheduling.capacity(platform, 100, quick, requested)
 
     def has(gpu: float | None, host: float) -> None:
-        monkeypatch.setattr(room, "free_gpu_memory", lambda: gpu)
-        monkeypatch.setattr(room, "free_memory", lambda: host)
+        monkeypatch.setattr(scheduling, "free_gpu_memory", lambda: gpu)
+        monkeypatch.setattr(scheduling, "free_memory", lambda: host)
 
-    monkeypatch.setattr(room, "cores", lambda: 16)
+    monkeypatch.setattr(scheduling, "cores", lambda: 16)
     has(140e9, 128e9)
-    assert found(GPU, quick=False) == Room(16, 42)
-    assert found(GPU) == Room(16, 64)
+    assert found(GPU, quick=False) == Capacity(16, 42)
+    assert found(GPU) == Capacity(16, 64)
     assert found(GPU, requested=1) == ONE_BY_ONE
-    assert found(two) == Room(8, 32)
-    assert found(cpu) == Room(8, 8)
+    assert found(two) == Capacity(8, 32)
+    assert found(cpu) == Capacity(8, 8)
     has(15e9, 128e9)
-    assert found(GPU) == Room(2, 7)
+    assert found(GPU) == Capacity(2, 7)
     has(140e9, 8e9)
-    assert found(GPU) == Room(2, 4)
+    assert found(GPU) == Capacity(2, 4)
     has(None, 128e9)
     assert found(GPU) == ONE_BY_ONE
     has(None, 1)
@@ -426,19 +428,19 @@ def test_what_took_longest_starts_first(tmp_path: Path) -> None:
         for n in range(1, 5)
     ]
     file = tmp_path / "seconds.json"
-    assert room.longest_first(days, file) == days  # type: ignore[arg-type]
+    assert scheduling.longest_first(days, file) == days  # type: ignore[arg-type]
     took = {"day01": 1.0, "day02": 3.0, "day04": 2.0}
     outcomes = [
         DayOutcome(1, name, "t", PASS, rungs=[passed("r")], run_s=seconds)
         for name, seconds in took.items()
     ]
-    room.keep_seconds(outcomes, file)
-    ordered = room.longest_first(days, file)  # type: ignore[arg-type]
+    scheduling.keep_seconds(outcomes, file)
+    ordered = scheduling.longest_first(days, file)  # type: ignore[arg-type]
     assert [day.name for day in ordered] == ["day03", "day02", "day04", "day01"]
     file.write_text("cut sho")
-    assert room.longest_first(days, file) == days  # type: ignore[arg-type]
+    assert scheduling.longest_first(days, file) == days  # type: ignore[arg-type]
     (tmp_path / "3").write_text("a long source")
-    assert room.longest_first(days, file)[0].name == "day03"  # type: ignore[arg-type]
+    assert scheduling.longest_first(days, file)[0].name == "day03"  # type: ignore[arg-type]
 
 
 def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import sys
 from dataclasses import replace
 
 from common.base.options import RunOptions
-from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal, JournalError, practice_folder
+from common.practice.steps import ExerciseError
 from common.run import command
 from common.run.command import EXIT_USAGE
-from common.run.desk import Desk
 from common.run.selection import SelectionError, select
+from common.run.tutor import Tutor
 
 
 def run(options: RunOptions, name: str) -> int:
@@ -23,7 +23,7 @@ def run(options: RunOptions, name: str) -> int:
         if len(chosen) != 1:
             raise SelectionError(f"--practice takes one day, not {len(chosen)}")
         journal = Journal(practice_folder(options.days))
-        challenge = Desk(options, days, journal).challenge(chosen[0], name)
+        challenge = Tutor(options, days, journal).challenge(chosen[0], name)
         if not challenge.file.is_file():
             raise SelectionError(f"{challenge.file} is not there; {challenge.command} writes it")
     except (SelectionError, ExerciseError, JournalError, OSError) as error:

@@ -20,7 +20,7 @@ from common.build import library
 from common.check import device
 from common.cpu import libraries
 from common.cpu.backend import Runtime
-from common.practice.mutants.tried import Trial
+from common.mutants.trial import Trial
 from common.process import worker
 from common.process.events import Channel, Finished, Over, Planned, Ran, Stage
 

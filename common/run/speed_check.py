@@ -23,8 +23,8 @@ from common.base.toolchain import Platform
 from common.base.where import where
 from common.build import library
 from common.practice.challenge import Challenge
-from common.practice.exercise import ExerciseError
 from common.practice.speed import SpeedChallenge
+from common.practice.steps import ExerciseError
 from common.practice.work_counts import (
     NAMES,
     WorkCounts,
@@ -55,7 +55,7 @@ class Verdict:
     needs: str = ""
 
 
-class Pace:
+class SpeedCheck:
     """Measure rungs on one platform. Raise ExerciseError if one cannot be measured."""
 
     def __init__(self, options: RunOptions, platform: Platform, report: Report):
@@ -166,7 +166,7 @@ class Pace:
             here["date"] = ""  # counts do not drift
         built = library.plan(day, self._platform).entry.key
         key = digest([json.dumps(here), built], sorted(day.folder.glob("*.py")))
-        path = cache_directory() / "pace" / f"{day.kind}-{self._platform.device}.json"
+        path = cache_directory() / "speed" / f"{day.kind}-{self._platform.device}.json"
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
             if known["key"] == key:

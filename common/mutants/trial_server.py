@@ -16,8 +16,8 @@ import torch
 
 from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.toolchain import Platform, detect, leave_preload
-from common.practice.mutants.trial import CALL_LIMIT, run_trial
-from common.practice.mutants.tried import Result, Trial, status_of
+from common.mutants.run_trial import CALL_LIMIT, run_trial
+from common.mutants.trial import Result, Trial, status_of
 from common.process.child import Child, describe_exit, fork
 from common.process.events import Progress, Ran
 

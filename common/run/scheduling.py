@@ -17,7 +17,7 @@ from common.base.outcome import DayOutcome
 from common.base.toolchain import Platform
 from common.base.where import cores
 from common.report.files import ResultsError, write_atomically
-from common.run.runner import ONE_BY_ONE, Room, devices, free_memory
+from common.run.runner import ONE_BY_ONE, Capacity, devices, free_memory
 
 # Bytes. A day that finds the GPU's memory full is checked again when it has the GPU for itself, so
 # these need not hold for every day.
@@ -29,7 +29,7 @@ WAITING_CPU = 0.5e9  # the same on the CPU backend, for a process without a cont
 MOST_ALIVE = {"cuda": 64, "cpu": 8}  # processes per device
 
 
-def room(platform: Platform, days: int, quick: bool, requested: int = 0) -> Room:
+def capacity(platform: Platform, days: int, quick: bool, requested: int = 0) -> Capacity:
     """Return the limits on the days of a device, for a run of `days` days. requested: days checked
     at a time, 0 for the number that cores and memory allow.
 
@@ -43,7 +43,7 @@ def room(platform: Platform, days: int, quick: bool, requested: int = 0) -> Room
         most = max(2, host_cores // 2)
         checked = requested or _at_least_one(host_cores, most, *_fitting(host, 0.5, CHECKED_HOST))
         waiting = _at_least_one(MOST_ALIVE["cpu"], *_fitting(host, 0.5, WAITING_CPU))
-        return Room(checked, checked if checked == 1 else max(checked, waiting))
+        return Capacity(checked, checked if checked == 1 else max(checked, waiting))
     gpu = free_gpu_memory()
     if gpu is None and not requested:
         return ONE_BY_ONE
@@ -57,7 +57,7 @@ def room(platform: Platform, days: int, quick: bool, requested: int = 0) -> Room
         *_fitting(gpu, 0.5 if quick else 0.3, WAITING_GPU),
         *_fitting(host, 0.5, WAITING_HOST),
     )
-    return Room(checked, max(checked, waiting))
+    return Capacity(checked, max(checked, waiting))
 
 
 def _fitting(free: float | None, share: float, each: float) -> list[int]:
