@@ -100,6 +100,7 @@ class Backend:
         self._variant = variant
         self._schedules = (Schedule("hardware"),) if runtime is None else schedules
         self._late = False  # streams run their work late
+        self._followed: list[Tensor] = []
 
     def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
         """Return the orders that a check uses: one on a GPU, several on the CPU; one if `quick`,
@@ -188,6 +189,7 @@ class Backend:
                 watched.early_return = runtime.early_return()
                 watched.undefined_shuffle = runtime.undefined_shuffle()
             runtime.check_launcher(False)
+            self.follow_no_longer()
             watched.work = runtime.work_done() - before
             watched.allocations = runtime.allocations() - allocations
             watched.handles = runtime.handles() - handles
@@ -244,6 +246,29 @@ class Backend:
         if self.traces:
             assert self._runtime
             self._runtime.set_trace(mode)
+
+    def follow(self, tensor: Tensor) -> None:
+        """Report reads of this fresh tensor's memory before anything has written it, if accesses
+        are traced. The tensor is contiguous."""
+        if self.traces and tensor.numel():
+            assert self._runtime
+            self._runtime.follow(tensor.data_ptr(), tensor.nbytes)
+            self._followed.append(tensor)
+
+    def written(self, tensor: Tensor) -> None:
+        """Count all memory that the tensor spans as written by PyTorch."""
+        if self.traces and tensor.numel():
+            assert self._runtime
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            span = 1 + sum((size - 1) * stride for size, stride in steps)
+            self._runtime.written(tensor.data_ptr(), span * tensor.element_size())
+
+    def follow_no_longer(self) -> None:
+        """End `follow` for all tensors."""
+        for tensor in self._followed:
+            assert self._runtime
+            self._runtime.follow_no_longer(tensor.data_ptr())
+        self._followed.clear()
 
     def take_trace(self) -> Trace:
         """Return the findings since the last call; an empty trace if accesses are not traced."""

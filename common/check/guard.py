@@ -400,9 +400,11 @@ class GuardedAllocations(TorchDispatchMode):
         name = str(func)
         if self._inside and name.split(".")[1] not in _COPIES and name not in self.foreign:
             self.foreign.append(name)
+        changed: list[Tensor] = []
         for argument, value in zip(func._schema.arguments, args, strict=False):
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if writes and isinstance(value, Tensor):
+                changed.append(value)
                 whose = self.memory.argument_of(value)
                 if whose and whose not in self._written and not _onto_itself(name, args):
                     self.modified.append(f"{whose}, by {name}")
@@ -415,6 +417,8 @@ class GuardedAllocations(TorchDispatchMode):
             result = func(*args, **kwargs)
         finally:
             self._backend.open_tensors(False)
+        for tensor in changed:
+            self._backend.written(tensor)
         self._results.append(result)
         return result
 
@@ -429,7 +433,11 @@ class GuardedAllocations(TorchDispatchMode):
             return torch.empty(tuple(shape), dtype=kind, device=place)
         name = f"tensor {self.allocated} {ALLOCATED}"
         result = self.memory.empty(shape, kind, place, name)
-        return result if fill is None else result.fill_(fill)
+        if fill is not None:
+            return result.fill_(fill)
+        if self._backend is not None:
+            self._backend.follow(result)
+        return result
 
 
 def _dispatch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

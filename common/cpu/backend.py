@@ -257,6 +257,9 @@ class Runtime:
         if self.traces:
             self._library.cudacpu_set_trace.argtypes = [ctypes.c_int]
             self._library.cudacpu_take_trace.restype = ctypes.c_char_p
+            self._library.cudacpu_follow.argtypes = sizes[:2]
+            self._library.cudacpu_follow_no_longer.argtypes = sizes[:1]
+            self._library.cudacpu_written.argtypes = sizes[:2]
         self._library.cudacpu_work_done.restype = ctypes.c_uint64
         self._library.cudacpu_launch_count.restype = ctypes.c_uint64
         self._library.cudacpu_launches.restype = ctypes.c_char_p
@@ -368,6 +371,18 @@ class Runtime:
     def forget_tensors(self) -> str:
         """Remove all tensors. Return the first one that host code accessed, and where, or ""."""
         return self._library.cudacpu_forget_tensors().decode()
+
+    def follow(self, address: int, size: int) -> None:
+        """Count these bytes as unwritten from now on, in the variant "trace"."""
+        self._library.cudacpu_follow(address, size)
+
+    def follow_no_longer(self, address: int) -> None:
+        """End `follow` for the memory that begins at this address."""
+        self._library.cudacpu_follow_no_longer(address)
+
+    def written(self, address: int, size: int) -> None:
+        """Count these bytes as written by PyTorch, in the variant "trace"."""
+        self._library.cudacpu_written(address, size)
 
     def name_memory(self, address: int, size: int, element: int, name: str) -> None:
         """Set the name in messages of `size` bytes at `address`; element: bytes per element."""

@@ -483,17 +483,10 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
 
 
 def take_findings(run: Run, outcome: RungOutcome) -> None:
-    """Fail a rung that has races, even if its results are right. Reads of unwritten memory explain
-    a failure; of a passed rung they are remarks, since unwritten memory holds NaN and no result
-    does."""
+    """Fail a rung with races, or with reads of unwritten memory, even if its results are right."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
-    shown = []
-    for finding in traced.findings:
-        if finding.what == "unwritten" and outcome.status == PASS:
-            outcome.remarks.append(f"{finding.summary()}; no result shows it")
-        else:
-            shown.append(finding)
+    shown = traced.findings
     outcome.findings = [
         {
             "what": found.what,

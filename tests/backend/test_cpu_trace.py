@@ -330,10 +330,10 @@ def test_a_race_fails_a_rung_with_right_results() -> None:
     ]
 
 
-def test_an_unwritten_read_is_remarked_where_results_are_right() -> None:
+def test_an_unwritten_read_fails_a_rung_with_right_results() -> None:
     outcome = judged([UNWRITTEN], PASS)
-    assert outcome.status == PASS
-    assert outcome.remarks[1].startswith("a.cu:3 reads row, which nothing has written")
+    assert outcome.status == FAIL
+    assert outcome.reason.startswith(f"{worker.ACCESSES_FOUND} a.cu:3 reads row, which nothing has")
 
 
 def test_an_unwritten_read_explains_wrong_results() -> None:

@@ -58,6 +58,12 @@ class FakeBackend:
     def catch_up(self) -> None:
         pass
 
+    def follow(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def written(self, tensor: torch.Tensor) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 
