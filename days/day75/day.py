@@ -52,7 +52,7 @@ def inputs(causal, case, draw):
 def reference(q, k, v, causal=False):
     """Head by head: the scores of all would not fit into the memory of some GPUs."""
     heads = zip(*(x.split(1, 1) for x in (q, k, v)), strict=True)
-    outputs = [attention(*head, causal) for head in heads]
+    outputs = [attention(q, k, v, causal) for q, k, v in heads]
     return tuple(torch.cat(parts, 1) for parts in zip(*outputs, strict=True))
 
 

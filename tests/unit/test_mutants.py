@@ -14,7 +14,7 @@ import torch
 
 from common.base.days import Day, discover
 from common.base.toolchain import Platform, detect
-from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
+from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Status, Verdict, score
 from common.practice.mutants import derive, referee, trial
 from common.practice.mutants.campaign import (
     Unwatched,
@@ -473,7 +473,7 @@ def test_ordinals(number: int, text: str) -> None:
     assert derive.ordinal(number) == text
 
 
-def verdict(status: str, by: str = "", name: str = "f") -> Verdict:
+def verdict(status: Status, by: str = "", name: str = "f") -> Verdict:
     return Verdict(name, "comparison", "a.cu", 1, status, by)
 
 
@@ -579,7 +579,7 @@ def test_a_call_without_an_end_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     def run(given: Trial, platform: Platform, channel: Channel) -> None:
-        torch._ops.OpOverloadPacket.__call__ = endless  # type: ignore[method-assign]
+        torch._ops.OpOverloadPacket.__call__ = endless  # type: ignore[method-assign, assignment]
         trial._Calls()
         channel.emit(Stage("limit", "checking"))
         torch.ops.aten.add(1, 1)
