@@ -6,7 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -251,7 +251,7 @@ class Problem:
 
 
 def grid(
-    shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], values: str = "normal"
 ) -> tuple[Case, ...]:
     """Return a case for every shape with every dtype."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)

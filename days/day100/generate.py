@@ -11,6 +11,7 @@ import codecs
 import sys
 import time
 from collections import deque
+from io import TextIOWrapper
 from pathlib import Path
 
 import torch
@@ -281,7 +282,8 @@ def main(words=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")
-    if sys.stdin is not None:  # what is no text is refused by name
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, TextIOWrapper):  # what is no text is refused by name
         sys.stdin.reconfigure(errors="surrogateescape")
     main()

@@ -104,7 +104,7 @@ class Training:
         self.text, self.held_back = text[:kept].to(device), text[kept:].to(device)
         shape = plan.batch, plan.positions + 1
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.losses = None
+        self.losses: torch.Tensor  # of the last step
         self.graph, self.captures = None, graph and device.type == "cuda"
 
     @property

@@ -90,7 +90,10 @@ def test_a_process_is_interrupted_without_a_traceback(tmp_path: Path) -> None:
     words = [*TINY, "--save", path, "--steps", 10**6]
     process = subprocess.Popen(
         [sys.executable, "-m", "days.day86.train", *map(str, words)],
-        **{"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE},
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     first, _step = process.stdout.readline(), process.stdout.readline()
@@ -113,12 +116,15 @@ def test_the_best_model_is_kept_and_writes_the_sample(
 ) -> None:
     losses = {4: 3.0, 8: 2.0, 12: 2.5}
     sampled = []
+
+    def sample(self: Any, *_: object) -> str:
+        sampled.append(self.steps_done)
+        return "text"
+
     monkeypatch.setattr(
         training.Training, "held_back_loss", lambda self, _batches: losses[self.steps_done]
     )
-    monkeypatch.setattr(
-        training.Training, "sample", lambda self, *_: sampled.append(self.steps_done) or "text"
-    )
+    monkeypatch.setattr(training.Training, "sample", sample)
     path = tmp_path / "gpt.checkpoint"
     assert run(*TINY, "--save", path, "--sample") == 0
     best = tmp_path / "gpt.best.checkpoint"
@@ -131,7 +137,7 @@ def test_a_full_disk_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "gpt.checkpoint"
-    full = []
+    full: list[bool] = []
 
     def save(self: Any, file: Path) -> None:
         if full or self.steps_done == 8:
