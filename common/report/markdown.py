@@ -7,6 +7,7 @@ A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
     results       the table of the day's rungs
     practice      the day's exercises
     neighbours    links to the day before and the day after
+    ceilings      in the README of day 50: the stored ceilings of each GPU
     scoreboard    in some READMEs: CUDA against Triton or Numba, on all days of its part
     climb         on the front page: the chart of the matrix products
     recorded      on the front page: the picture of a run
@@ -17,14 +18,23 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import geometric_mean
 
+from common.base.ceilings import UNITS, Ceilings
 from common.base.day_files import Step
 from common.base.days import FURTHER_SHOWS, Day, discover
-from common.base.figures import counted, duration, library_name, numbers, printable, ratio
+from common.base.figures import (
+    counted,
+    duration,
+    library_name,
+    numbers,
+    printable,
+    ratio,
+    significant,
+)
 from common.base.ladder import has_ladder
 from common.base.outcome import PASS, RungOutcome
 from common.base.parts import part_of
@@ -93,15 +103,18 @@ def last_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
 
 
 def generated(
-    root: Path, stored: dict[int, list[Stored]], scores: dict[int, Score] | None = None
+    root: Path,
+    stored: dict[int, list[Stored]],
+    scores: dict[int, Score],
+    ceilings: Mapping[str, Ceilings],
 ) -> dict[Path, str]:
     """Return every generated file with its text: progress.md, READMEs and pictures.
 
-    Raise ResultsError if a day's README lacks a block.
+    ceilings: of GPUs by their slugs. Raise ResultsError if a day's README lacks a block.
     """
     days, _broken = discover(root / "days")
     everything, stored = stored, _with_a_main_line(stored)
-    files = {root / "progress.md": progress(days, stored, scores or {})}
+    files = {root / "progress.md": progress(days, stored, scores)}
     front = root / "README.md"
     if front.is_file():
         text = front.read_text(encoding="utf-8")
@@ -126,6 +139,8 @@ def generated(
         blocks["run"] = run_block(results)
         blocks["practice"] = practice_block(day)
         blocks["neighbours"] = neighbours_block(before, after)
+        if begin_of("ceilings") in text:
+            blocks["ceilings"] = ceilings_block(ceilings)
         if begin_of("scoreboard") in text:
             part = [one for one in days if part_of(one.number) == part_of(day.number)]
             blocks["scoreboard"] = scoreboard_block(part, stored)
@@ -286,6 +301,20 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
     shown = {rung.problem for rung in rungs if rung.status != PASS or rung.timing or rung.build_s}
     counts = Counter(rung.problem for rung in rungs if rung.problem not in shown)
     return dict(counts) if any(rung.timing for rung in rungs) else {}
+
+
+def ceilings_block(ceilings: Mapping[str, Ceilings]) -> str:
+    """Return a table of the ceilings of each GPU, with the clock under which each was measured."""
+    parts = []
+    for one in ceilings.values():
+        clocks = {name: f"{mhz:.0f} MHz" for name, mhz in one.mhz.items()}
+        rows = [
+            [name, f"{significant(rate, 4)} {UNITS[name]}", clocks.get(name, "")]
+            for name, rate in one.rates.items()
+        ]
+        table = markdown_table(["ceiling", "rate", "mean clock"], [True, False, False], rows)
+        parts.append("\n".join([f"**{in_markdown(one.gpu)}**, {one.date}", "", *table]))
+    return "\n\n".join(parts) or "Not measured yet."
 
 
 # --- the scoreboard ---------------------------------------------------------------------------

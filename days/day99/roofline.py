@@ -1,11 +1,10 @@
 """All days on one roofline, from the stored results: which share of its limit each day reaches.
 
 A kernel that moves b bytes and does f operations takes at least the longer of b / bandwidth and
-f / peak rate. Which of the two it is depends on f / b, the arithmetic intensity. The runner stores
-the share of that limit with each time.
+f / peak rate. Which of the two it is depends on f / b, the arithmetic intensity. The bandwidth and
+the peak rates are the ceilings that day 50 has measured on the card.
 """
 
-import statistics
 from dataclasses import dataclass
 
 from common.base.outcome import RungOutcome, Timing
@@ -32,21 +31,16 @@ class Standing:
         return IN_L2 in self.last.timing.note
 
 
-def ceilings(rungs):
-    """The card's ceilings by name, in GB/s or TFLOP/s: the medians of what the shares imply. Each
-    run has measured them anew, so they differ slightly."""
-    found = {}
-    for t in (rung.timing for rung in rungs):
-        reached = t.gbs if t.bound == "copy" else t.tflops
-        if t.share and reached:
-            found.setdefault(t.bound, []).append(reached / t.share)
-    return {name: statistics.median(values) for name, values in found.items()}
+def copy_rate(rungs):
+    """The card's copy in GB/s, which the shares imply; None without a share of it."""
+    timings = (rung.timing for rung in rungs)
+    return next((t.gbs / t.share for t in timings if t.share and t.bound == "copy"), None)
 
 
-def share_of(timing, known):
+def share_of(timing, copy):
     """The share of the limit that the intensity allows."""
-    if timing.share is None and IN_L2 in timing.note and "copy" in known:
-        return timing.gbs / known["copy"]
+    if timing.share is None and IN_L2 in timing.note and copy:
+        return timing.gbs / copy
     return timing.share
 
 
@@ -54,13 +48,13 @@ def standings(results):
     """The days of one card, the largest share first, those without a share last. results: what is
     stored of it, a Stored per day. Days without a time are left out."""
     timed = [(one, [rung for rung in one.rungs if rung.timing]) for one in results]
-    known = ceilings([rung for _, rungs in timed for rung in rungs])
+    copy = copy_rate([rung for _, rungs in timed for rung in rungs])
     found = []
     for one, rungs in timed:
         if not rungs:
             continue
         first = next(rung for rung in rungs if rung.problem == one.last.problem)
-        found.append(Standing(one.day, first.timing, one.last, share_of(one.last.timing, known)))
+        found.append(Standing(one.day, first.timing, one.last, share_of(one.last.timing, copy)))
     return sorted(found, key=lambda each: (each.share is None, -(each.share or 0), each.day))
 
 

@@ -54,7 +54,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         platform = SimpleNamespace(device="cuda", arch="9.0a")
         whole: Any = worker.Run(
             None, platform, worker.Work(quick), Direct(happened.append), None, backend, str, (),  # type: ignore[arg-type]
-            ceilings=SimpleNamespace(),
+            ceilings=SimpleNamespace(rates={}),
         )  # fmt: skip
 
         def check(run: Any, problem: Any, rung: Rung, operators: Any) -> Any:
