@@ -70,9 +70,9 @@ class Stored:
     output: list[str] = field(default_factory=list)
 
     @property
-    def last(self) -> RungOutcome:
+    def best(self) -> RungOutcome:
         """Return the rung that represents the day."""
-        return last_rung(self.main.rungs)
+        return best_rung(self.main.rungs)
 
     @property
     def main(self) -> Stored:
@@ -94,12 +94,23 @@ class Stored:
         return lines.index(FURTHER_SHOWS)
 
 
-def last_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
-    """Return the rung that represents a day: the last one with a time and a target, else the last
-    timed one, else the last one."""
+def best_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
+    """Return the rung that represents a day: the fastest one of the problem to which the day leads,
+    that of the last rung with a time and a target, else of the last timed one. A rung that is
+    faster by less than the spread of both times is not faster. Without times, the last rung."""
     timed = [rung for rung in rungs if rung.timing is not None]
     aimed = [rung for rung in timed if rung.target]
-    return (aimed or timed or rungs)[-1]
+    last = (aimed or timed or rungs)[-1]
+    if last.timing is None:
+        return last
+    spread, slower = last.timing.spread, last.timing.ms
+    faster = [
+        (rung.timing.ms, rung)
+        for rung in timed
+        if rung.timing and rung.problem == last.problem and rung.status == PASS
+        if slower / rung.timing.ms - 1 > spread + rung.timing.spread
+    ]
+    return min(faster, key=lambda pair: pair[0])[1] if faster else last
 
 
 def generated(
@@ -398,9 +409,9 @@ def first_results(stored: dict[int, list[Stored]]) -> dict[int, list[RungOutcome
 
 
 def curriculum_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
-    """Return the parts of the course: their days, the last one, and the day whose last rung is
+    """Return the parts of the course: their days, the last one, and the day whose best rung is
     furthest ahead of the strongest library, on the first GPU of its results."""
-    header = ["part", "days", "it ends with", "furthest ahead of a library"]
+    header = ["part", "days", "it ends with", "best rung, furthest ahead of a library"]
     rows = []
     for part in dict.fromkeys(part_of(day.number) for day in days):
         own = [day for day in days if part_of(day.number) == part]
@@ -417,9 +428,9 @@ def curriculum_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
 
 
 def _ahead(day: Day, results: Sequence[Stored]) -> tuple[float, str] | None:
-    """Return how many times as fast as the library the day's last rung is, as a number and as text;
+    """Return how many times as fast as the library the day's best rung is, as a number and as text;
     None if no library was timed."""
-    timing = results[0].last.timing if results else None
+    timing = results[0].best.timing if results else None
     if timing is None or timing.best_library is None:
         return None
     name, ms = timing.best_library
@@ -438,7 +449,7 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
         title = f"[{day.title}](days/{day.name}/README.md)"
         results = stored.get(day.number, [])
         if not results:
-            empty = [""] * (len(PROGRESS) + 2)
+            empty = [""] * (len(PROGRESS) + 3)
             score = kills(day, scores)
             rows.append([str(day.number), title, "not measured", *empty, *score, day.teaches])
             continue
@@ -451,11 +462,13 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
         gpu = first.where["gpu"]
         note = in_markdown(f"{gpu}: {versions(first.where)}")
         letter = notes.setdefault(note, _letter(len(notes)))
-        row = [str(day.number), title, "passed", f"`{first.last.rung}`"]
-        row += [column.text(first.last) for column in PROGRESS]
+        best = first.best
+        row = [str(day.number), title, "passed", best.problem, f"`{best.rung}`"]
+        row += [column.text(best) for column in PROGRESS]
         rows.append([*row, f"{gpu} [{letter}]", *kills(day, scores), day.teaches])
-    header = ["day", "title", "state", "last rung", *(c.heading for c in PROGRESS), "on"]
-    left = [False, True, True, True, *(column.left for column in PROGRESS), True]
+    header = ["day", "title", "state", "problem", "best rung"]
+    header += [*(column.heading for column in PROGRESS), "on"]
+    left = [False, True, True, True, True, *(column.left for column in PROGRESS), True]
     if scores:
         header.append(CAUGHT)
         left.append(False)
@@ -483,7 +496,9 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
 
 def _columns() -> list[str]:
     """Return the meanings of the columns of all tables, as a list."""
-    words = {"last rung": "the version of the day's kernel that its others lead to"}
+    words = {
+        "best rung": "the fastest version of the day's kernel, for the problem to which it leads"
+    }
     words |= {column.heading: column.meaning for column in MARKDOWN if column.meaning}
     words[CAUGHT] = (
         "how many changes of one place in the day's source its checks reject, of those that were "

@@ -23,12 +23,12 @@ class Standing:
 
     day: int
     first: Timing
-    last: RungOutcome
+    best: RungOutcome
     share: float | None
 
     @property
     def in_l2(self):
-        return IN_L2 in self.last.timing.note
+        return IN_L2 in self.best.timing.note
 
 
 def copy_rate(rungs):
@@ -53,8 +53,8 @@ def standings(results):
     for one, rungs in timed:
         if not rungs:
             continue
-        first = next(rung for rung in rungs if rung.problem == one.last.problem)
-        found.append(Standing(one.day, first.timing, one.last, share_of(one.last.timing, copy)))
+        first = next(rung for rung in rungs if rung.problem == one.best.problem)
+        found.append(Standing(one.day, first.timing, one.best, share_of(one.best.timing, copy)))
     return sorted(found, key=lambda each: (each.share is None, -(each.share or 0), each.day))
 
 
@@ -68,13 +68,13 @@ def by_card(stored):
 
 def cells(standing):
     """A line of the table."""
-    t = standing.last.timing
+    t = standing.best.timing
     intensity = f"{1e3 * t.tflops / t.gbs:.3g}" if t.gbs and t.tflops else ""
     limit = t.bound if t.share is not None else "L2" if standing.in_l2 else ""
     share = "" if standing.share is None else f"{standing.share:.0%}"
     speed = f"{t.pytorch_ms / t.ms:.2f}" if t.pytorch_ms else ""
-    met = {True: "met", False: "missed", None: ""}[standing.last.target_met]
-    name = standing.last.rung
+    met = {True: "met", False: "missed", None: ""}[standing.best.target_met]
+    name = standing.best.rung
     name = name if len(name) <= 32 else f"{name[:31]}…"
     return [f"{standing.day:>3} {name}", intensity, limit, share, f"{t.ms:.3g}", speed, met]
 
@@ -108,8 +108,8 @@ def show_all(stored):
             continue
         print_standings(name, found)
         picture = roofline(
-            [(each.day, each.last.timing) for each in found],
-            {each.day: each.first for each in found if each.first is not each.last.timing},
+            [(each.day, each.best.timing) for each in found],
+            {each.day: each.first for each in found if each.first is not each.best.timing},
         )
         if picture:
             plots[f"roofline-{name}.svg"] = picture + "\n"

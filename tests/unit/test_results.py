@@ -21,6 +21,7 @@ from common.base.ceilings import Ceilings
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.report import files, runs, stored
 from common.report.files import ResultsError
+from common.report.markdown import best_rung
 from common.report.terminal import Report
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -195,9 +196,24 @@ def test_progress(root: Path) -> None:
     stored.store(run(H200, passed(1)), root)
     text = (root / "progress.md").read_text()
     assert "2 days: 1 passed on a GPU; 1 of 1 target met." in text
-    assert "[Hello](days/day01/README.md) | passed | `add_v2` | 0.250 ms" in text
+    assert "[Hello](days/day01/README.md) | passed | add | `add_v2` | 0.250 ms" in text
     assert "Addition \\| with a bar](days/day02/README.md) | not measured |" in text
     assert "- [a] NVIDIA H200: driver 580.1" in text
+
+
+def test_the_best_rung_stands_for_a_day() -> None:
+    """The fastest of the problem with the last target; within the spread, the later one."""
+
+    def rung(name: str, ms: float, problem: str = "add", target: str = "") -> RungOutcome:
+        return RungOutcome(problem, name, "", PASS, timing=timing(ms=ms), target=target)
+
+    last = rung("v3", 0.5, target="≥ 1 × pytorch")
+    others = [rung("small", 0.1, "small"), rung("v1", 0.4)]
+    assert best_rung([*others, last, rung("twin", 0.6)]).rung == "v1"
+    assert best_rung([*others, last, rung("twin", 0.3)]).rung == "twin"
+    assert best_rung([rung("v1", 0.495), last]).rung == "v3"
+    assert best_rung([last, rung("other", 0.1, "other")]).rung == "v3"
+    assert best_rung([RungOutcome("add", "v1", "", PASS)]).rung == "v1"
 
 
 def test_the_index_shows_the_gpu_with_most_days(root: Path) -> None:
