@@ -56,6 +56,7 @@ RECORDED = 56  # the day of the front page's recorded run
 RECORDING = ".github/run.svg"
 CHART = ".github/climb.svg"
 CAUGHT = "planted bugs caught"  # the heading of the scores of mutants
+SPREAD = "spread"  # the noise of a table's times
 COLUMNS_TITLE = "What the columns mean"
 
 
@@ -295,7 +296,9 @@ def _results_on(one: Stored, top: str) -> str:
     cases = list(dict.fromkeys(rung.timing.case for rung in one.rungs if rung.timing))
     below = f"{in_markdown(versions(one.where))}."
     if cases:
+        spread = max(rung.timing.spread for rung in one.rungs if rung.timing)
         below += f" Timed: {'; '.join(map(in_markdown, cases))}."
+        below += f" {SPREAD.capitalize()}: ±{significant(100 * spread, 2)} % at most."
     if untimed:
         names = (f"{in_markdown(name)} ({counted(n, 'rung')})" for name, n in untimed.items())
         below += f" Checked, not timed: {'; '.join(names)}."
@@ -500,6 +503,10 @@ def _columns() -> list[str]:
         "best rung": "the fastest version of the day's kernel, for the problem to which it leads"
     }
     words |= {column.heading: column.meaning for column in MARKDOWN if column.meaning}
+    words[SPREAD] = (
+        "half of the samples of a time, which is their median, lie within it; smaller differences "
+        "between two rungs mean nothing"
+    )
     words[CAUGHT] = (
         "how many changes of one place in the day's source its checks reject, of those that were "
         "tried (`--mutants`)"

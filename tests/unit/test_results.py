@@ -135,6 +135,7 @@ def test_the_readme_block(root: Path) -> None:
     assert row in text
     assert "× compile" not in text, "a column that no row fills is left out"
     assert "driver 580.1, nvcc 13.0, torch 2.13.0, 2026-01-02. Timed: 1024 float32." in text
+    assert "1024 float32. Spread: ±1.0 % at most. " in text
     assert f"{BEGIN}\nNot measured yet.\n{END}" in (root / "days/day02/README.md").read_text()
     stored.store(run(T4, passed(1)), root)
     text = (root / "days/day01/README.md").read_text()
@@ -177,7 +178,7 @@ def test_what_is_only_checked_takes_a_line(root: Path) -> None:
     declare(root, add=LADDER, **{"odd sizes": LADDER})
     stored.store(run(H200, outcome), root)
     text = (root / "days/day01/README.md").read_text()
-    assert "Timed: 1024 float32. Checked, not timed: odd sizes (2 rungs)." in text
+    assert "±1.0 % at most. Checked, not timed: odd sizes (2 rungs)." in text
     assert "| odd sizes |" not in text and "| problem |" not in text
     # A rung that was refused, or is alone, stays in the table.
     outcome.rungs[0].status, outcome.rungs[0].reason = SKIP, "needs sm_90"
