@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.cache import keep_compilers_caches
+from common.base.ceilings import ceilings_of
 from common.base.day_files import DayFileError, text_of
 from common.base.days import Day, discover
 from common.base.figures import numbers
@@ -52,6 +53,7 @@ SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is se
 
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
+NO_CEILINGS = "this GPU's ceilings are unknown, so no shares are shown: run_day.py 50 measures them"
 NO_DRAWING_ON_GPU = "drawn on the CPU backend, which sees every access; a GPU does not tell them"
 
 
@@ -290,6 +292,8 @@ def prepare(options: RunOptions, selection: Selection, report: Report) -> Platfo
         platform = detect("cpu")
         report.text(f"note: {NO_DRAWING_ON_GPU}", "yellow")
     report.times = platform.device == "cuda"
+    if report.times and options.bench and ceilings_of(platform.gpu) is None:
+        report.text(f"note: {NO_CEILINGS}", "yellow")
     if options.mode in ("profile", "draw") and platform.device == "cpu":
         platform = replace(platform, variant="trace")
     for note in selection.notes:

@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 
 from common.base.argument_types import value, whole
-from common.base.cache import cache_directory
+from common.base.ceilings import ceilings_of
 from common.base.compiling import BuildError
 from common.base.toolchain import ToolchainError, detect
-from common.bench.ceilings import ceilings
 from common.build.library import operators_of
 from common.day import Case
 from common.report.files import ResultsError
@@ -110,13 +109,15 @@ def decode(operators, weights, cache, prompt, count, way, chunk):
 
 def rate_of(weights, length, count, seconds):
     """Return the line that reports `count` tokens after `length`, written in so many seconds,
-    prefill included. On a GPU, it says the bytes of weights and cache that these tokens read per
-    second, as a share of a copy's."""
+    prefill included. On a GPU with known ceilings, it says the bytes of weights and cache that
+    these tokens read per second, as a share of a copy's."""
     said = f"{count} tokens in {seconds:.2f} s: {count / seconds:,.1f} per second"
-    if weights.tensors[0].device.type == "cuda":
+    device = weights.tensors[0].device
+    known = ceilings_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if known:
         parts = windows(length, count, weights.positions)
         read = sum(cost(Case((*weights.shape, n - 1, k), "bfloat16")).bytes for n, k in parts)
-        copy = ceilings(cache_directory()).copy
+        copy = known.rates["copy"]
         said += f", {read / seconds / 1e9 / copy:.0%} of a copy's {copy:,.0f} GB/s"
     return said
 
