@@ -15,11 +15,12 @@ from typing import Any
 
 from common.base.cache import keep_compilers_caches
 from common.base.ceilings import ceilings_of
+from common.base.compiling import BuildError
 from common.base.day_files import DayFileError, text_of
-from common.base.days import Day, discover
+from common.base.days import Day, discover, read_day
 from common.base.figures import numbers
 from common.base.options import RunOptions
-from common.base.outcome import FAIL, PASS, DayOutcome
+from common.base.outcome import FAIL, PASS, DayOutcome, Skip
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import cores, device_name, versions, where
@@ -30,8 +31,8 @@ from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_
 from common.practice.steps import linked_for
 from common.process.child import Child, end_strays, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
+from common.report import markdown, stored
 from common.report import runs as reports
-from common.report import stored
 from common.report.comparison import Change, compare, compared_lines, in_one_only
 from common.report.drawn_call import DrawnRungs
 from common.report.files import ResultsError, check_writable, write_atomically
@@ -350,6 +351,7 @@ def make_runner(
 ) -> Runner:
     """Return the runner of the days, as the options request."""
     from common.build import day_build, nvcc
+    from common.tools.kernel_evidence import compile_kernels
 
     if options.mode == "compile-only":
         archs = list(options.archs)
@@ -358,7 +360,7 @@ def make_runner(
             platform,
             options,
             None,
-            lambda day: nvcc.compile_only(day, archs),
+            compile_kernels if options.write else lambda day: nvcc.compile_only(day, archs),
             lambda day: False,
             report,
         )
@@ -446,12 +448,35 @@ def _store(
             write_atomically(svg, DrawnRungs.of(rungs).svg())
             report.text(f"wrote {svg}")
         if write:
-            for text in stored.store(run, options.days.parent):
+            if options.mode in ("compile-only", "profile"):
+                lines = _store_evidence(options, outcomes)
+            else:
+                lines = stored.store(run, options.days.parent)
+            for text in lines:
                 report.text(text)
     except ResultsError as error:
         report.text(str(error), "red")
         return False
     return True
+
+
+def _store_evidence(options: RunOptions, outcomes: Sequence[DayOutcome]) -> list[str]:
+    """Store the evidence of the passed days' kernels; return messages. Raise ResultsError."""
+    from common.tools.kernel_evidence import EvidenceError, gather
+
+    said, found = [], []
+    for outcome in outcomes:
+        if reason := stored.unfit(outcome):
+            said.append(f"day {outcome.number} is not stored: {reason}")
+            continue
+        try:
+            day = read_day(options.days / outcome.name).with_further()
+            before = markdown.read_evidence(day)
+            profile = outcome.rungs if options.mode == "profile" else ()
+            found.append(gather(day, profile, before))
+        except (Skip, EvidenceError, BuildError) as error:
+            said.append(f"day {outcome.number} is not stored: {error}")
+    return said + stored.store_evidence(found, options.days.parent)
 
 
 def write_page(
