@@ -6,11 +6,15 @@ write are also for this version of PyTorch. A file is built again only after a c
 """
 
 import argparse
+import fcntl
 import io
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -56,6 +60,8 @@ def arguments(words):
         refuse("model", error)
     except OSError as error:
         refuse("model", f"{path}: {error.strerror}")
+    if plan.text:
+        refuse("model", f"{path}: expected a model of characters, got one of tokens")
     if plan.positions < 2:
         refuse("model", f"{path}: expected 2 or more positions, got {plan.positions}")
     if os.path.exists(options.out) and not os.path.isdir(options.out):
@@ -99,13 +105,32 @@ def built(plan, weights, device):
     return [package, *sorted(library.parent.glob("*.so"), reverse=True), program, wheel]
 
 
+@contextmanager
+def locked(folder):
+    """Lock the folder for this process: two models must not be mixed."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def publish(files, folder):
-    """Copy the files into the folder, none or all of them."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as name:
-        copies = [Path(shutil.copy(file, name)) for file in files]
-        with noted_signals():
-            for copy in copies:
-                os.replace(copy, folder / copy.name)
+    """Copy the files into the folder, none or all of them. Raise ResultsError."""
+    for file in files:
+        check_writable(folder / file.name, file.stat().st_size)
+    try:
+        with (
+            locked(folder),
+            tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as name,
+        ):
+            copies = [Path(shutil.copy(file, name)) for file in files]
+            with noted_signals():
+                for copy in copies:
+                    os.replace(copy, folder / copy.name)
+    except OSError as error:
+        raise ResultsError(f"cannot write into {folder}: {error.strerror}") from None
 
 
 def print_commands(files, folder):
@@ -118,10 +143,10 @@ def print_commands(files, folder):
         for end in (".pt2", "operators.so", "write", ".whl")
     )
     print("without Python:")
-    print(f'  env -i {program} {package} {library} "ROMEO:" 200')
+    print(f"  {shlex.join(['env', '-i', *map(str, (program, package, library)), 'ROMEO:', '200'])}")
     print("in a Python that has PyTorch:")
-    print(f"  pip install {wheel}")
-    print(f'  python -m {PACKAGE} "ROMEO:" --tokens 200')
+    print(f"  {shlex.join(['pip', 'install', str(wheel)])}")
+    print(f"  python -m {PACKAGE} ROMEO: --tokens 200")
 
 
 # ---------------------------------------------------------------- the program
@@ -143,9 +168,9 @@ def main(words=None):
     options, plan, weights = arguments(words)
     try:
         run(options, plan, weights)
-    except (ToolchainError, BuildError) as error:
+    except (ToolchainError, BuildError, ResultsError) as error:
         sys.exit(str(error))
-    except (OSError, RuntimeError) as error:  # a full disk, a compiler that fails
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # a compiler that fails
         sys.exit(str(error).split("\n")[0])
     except KeyboardInterrupt:
         print(f"interrupted: nothing was written to {options.out}", file=sys.stderr)
