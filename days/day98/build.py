@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from common.base.argument_types import value
 from common.base.cache import keep_compilers_caches
 from common.base.compiling import BuildError
 from common.base.signals import noted_signals
@@ -34,6 +35,7 @@ PROGRAM = "python -m days.day98.build"
 PACKAGE = "hundred_days_gpt"
 RUNS_PACKAGE = b"from . import main\n\nmain()\n"  # __main__.py
 MOST = 64  # sequences of a batch
+OUT = value(str, "the name of a folder", bool)
 
 
 # ---------------------------------------------------------------- arguments
@@ -44,11 +46,12 @@ def arguments(words):
     anything is compiled."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("--out", required=True, metavar="FOLDER", type=Path, help="where the files are written")
+    add("--out", required=True, metavar="FOLDER", type=OUT, help="where the files are written")
     add("--model", metavar="FILE", help="a file of day 86 (default: gpt.best.checkpoint here, else "
         "the small model of this repository)")  # fmt: skip
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where the model runs")
     options = parser.parse_args(words)
+    options.out = Path(options.out)
 
     def refuse(name, why):
         parser.error(f"argument --{name}: {why}")

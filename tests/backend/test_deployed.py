@@ -129,6 +129,7 @@ def test_bad_arguments_are_named_before_anything_is_built(
     (tmp_path / "busy" / "write").mkdir(parents=True)
     for words, text in (
         (f"--model {model}", "the following arguments are required: --out"),
+        (f"--out= --model {model}", "--out: expected the name of a folder, got ''"),
         (f"--out text --model {model}", "--out: expected a folder, got text, which is none"),
         (
             f"--out text/dist --model {model}",
