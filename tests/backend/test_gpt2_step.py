@@ -139,5 +139,6 @@ def test_a_model_of_tokens_writes_by_its_tokeniser(operators: Any, tmp_path: Pat
     text = torch.tensor(vocabulary.encode("hello world")[:4])
     logits = trained.logits(text[None])[0, -1, :size]
     cache = weights.new_cache().double()
-    expected = model.prefill(*(each.double() for each in weights.tensors), cache, text)
+    wide = (each.double() for each in weights.tensors)
+    expected = model.prefill(*wide, cache=cache, prompt=text)
     torch.testing.assert_close(logits.double(), expected, atol=0.02, rtol=0.02)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path: Path, monkeypatch: pytest.Mon
     assert not path.exists()
 
 
-def changed(path: Path, to: Path, plan: dict[str, object], first: bytes = b"") -> Path:
+def changed(path: Path, to: Path, plan: Mapping[str, object], first: bytes = b"") -> Path:
     """Return `to`, a copy of a file of weights with another plan and other first bytes."""
     magic, _, header, payload = path.read_bytes().split(b"\n", 3)
     described = json.loads(header)
