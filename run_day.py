@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from common.base.options import RunOptions
+from common.base.options import TIME_LIMIT, RunOptions
 from common.base.paths import DAYS
 
 EXAMPLES = """\
@@ -207,7 +207,8 @@ def parser() -> Parser:
         type=positive,
         default=0.0,
         metavar="S",
-        help="seconds that a day may run; default: 120 on a GPU, 300 on the CPU",
+        help=f"seconds that a day may run; default: {TIME_LIMIT['cuda']:.0f} on a GPU, "
+        f"{TIME_LIMIT['cpu']:.0f} on the CPU",
     )
     how.add_argument(
         "--shard",

@@ -221,19 +221,19 @@ def _read_day(folder: Path) -> Day:
             raise DayError(f"{file}: USES names day {used!r}, which does not exist")
     mutants = read_mutants(folder / MUTANTS)
     return Day(
-        int(number),
-        folder,
-        found["TITLE"],
-        found["TEACHES"],
-        tuple(found["TOPICS"]),
-        sources[0],
-        tuple(sources[1:]),
-        tuple(found.get("INTRODUCES", ())),
-        tuple(found.get("USES", ())),
-        tuple(found.get("METRICS", ())),
-        read_steps(folder / EXERCISES),
-        mutants.equivalent,
-        mutants.heuristics,
+        number=int(number),
+        folder=folder,
+        title=found["TITLE"],
+        teaches=found["TEACHES"],
+        topics=tuple(found["TOPICS"]),
+        source=sources[0],
+        extra_sources=tuple(sources[1:]),
+        introduces=tuple(found.get("INTRODUCES", ())),
+        uses=tuple(found.get("USES", ())),
+        metrics=tuple(found.get("METRICS", ())),
+        steps=read_steps(folder / EXERCISES),
+        equivalent=mutants.equivalent,
+        heuristics=mutants.heuristics,
         further=_further(folder / "further"),
     )
 
