@@ -6,7 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,9 +205,9 @@ class Problem:
         of their result is compared with that of the rungs.
     libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
     outputs_exact: outputs must be equal to the last bit (integers, copies).
-    several_streams: True if rungs use further streams. Then the CPU backend also checks them with
-        streams that run their work as late as legal (common/cpu/README.md), so that a missing
-        event gives a wrong result.
+    several_streams: True if rungs use further streams. The CPU backend checks every rung with
+        streams that run their work as late as legal (common/cpu/README.md), so that a missing event
+        gives a wrong result; these in three orders, and with host arrays that count as pinned.
     gradients: True if the operator has a backward, checked against float64 autograd. Then a
         training step is timed: the forward pass and the backward pass together.
     unwatched: why compute-sanitizer cannot run it, "" if it can: under that tool, the problem is
@@ -251,7 +251,7 @@ class Problem:
 
 
 def grid(
-    shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], values: str = "normal"
 ) -> tuple[Case, ...]:
     """Return a case for every shape with every dtype."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)

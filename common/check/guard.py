@@ -364,6 +364,9 @@ class GuardedAllocations(TorchDispatchMode):
         self._written = written
         self._key = getattr(torch._C.DispatchKey, key) if key else None
         self._inside = 0  # nesting depth of operators that are not PyTorch's
+        # Late work may use a tensor that the launcher has freed, as on a GPU, whose memory is used
+        # again only for work that comes after it.
+        self._results: list[Any] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -397,19 +400,27 @@ class GuardedAllocations(TorchDispatchMode):
         name = str(func)
         if self._inside and name.split(".")[1] not in _COPIES and name not in self.foreign:
             self.foreign.append(name)
+        changed: list[Tensor] = []
         for argument, value in zip(func._schema.arguments, args, strict=False):
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if writes and isinstance(value, Tensor):
+                changed.append(value)
                 whose = self.memory.argument_of(value)
                 if whose and whose not in self._written and not _onto_itself(name, args):
                     self.modified.append(f"{whose}, by {name}")
         if self._backend is None:
             return func(*args, **kwargs)
+        if name.split(".")[1] not in _VIEWS:
+            self._backend.catch_up()
         self._backend.open_tensors(True)
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             self._backend.open_tensors(False)
+        for tensor in changed:
+            self._backend.written(tensor)
+        self._results.append(result)
+        return result
 
     def take(
         self, shape: Sequence[int], dtype: torch.dtype | None, device: Any, fill: Any = None
@@ -422,7 +433,11 @@ class GuardedAllocations(TorchDispatchMode):
             return torch.empty(tuple(shape), dtype=kind, device=place)
         name = f"tensor {self.allocated} {ALLOCATED}"
         result = self.memory.empty(shape, kind, place, name)
-        return result if fill is None else result.fill_(fill)
+        if fill is not None:
+            return result.fill_(fill)
+        if self._backend is not None:
+            self._backend.follow(result)
+        return result
 
 
 def _dispatch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -477,17 +492,20 @@ def _onto_itself(name: str, args: Sequence[Any]) -> bool:
     return target.data_ptr() == source.data_ptr() and target.nbytes == source.nbytes
 
 
-# PyTorch's operators that an operator may call: they copy, fill or view memory in another
-# way. All others compute, which the rung's kernels must do.
-_COPIES = frozenset(
+# PyTorch's operators that view memory in another way, and access none.
+_VIEWS = frozenset(
     (
-        *("copy_", "clone", "contiguous", "to", "_to_copy", "pin_memory", "_pin_memory"),
-        *("fill_", "zero_", "resize_", "set_", "record_stream", "is_pinned"),
         *("alias", "as_strided", "detach", "expand", "flatten", "lift_fresh", "narrow", "permute"),
-        *("reshape", "_reshape_alias", "select", "slice", "split", "squeeze", "t", "transpose"),
-        *("unflatten", "unsqueeze", "view", "view_as", "_unsafe_view"),
+        *("_reshape_alias", "select", "slice", "split", "squeeze", "t", "transpose", "is_pinned"),
+        *("unflatten", "unsqueeze", "view", "view_as", "_unsafe_view", "record_stream"),
     )
 )
+# PyTorch's operators that an operator may call: they copy, fill or view. All others compute, which
+# the rung's kernels must do.
+_COPIES = _VIEWS | {
+    *("copy_", "clone", "contiguous", "to", "_to_copy", "pin_memory", "_pin_memory"),
+    *("fill_", "zero_", "resize_", "set_", "reshape"),
+}
 
 _ALLOCATIONS = {
     "aten.empty.memory_format": _plain,

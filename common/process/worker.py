@@ -245,32 +245,30 @@ def _check_problem(run: Run, problem: Problem, operators: Any) -> _Checked:
     """Check the rungs as far as possible while other days run on the device."""
     found = _Checked(problem)
     for rung in problem.rungs:
-        if not _check_one(run, found, rung, operators, last=False):
+        if not _check_one(run, found, rung, operators):
             break
     return found
 
 
-def _check_one(run: Run, found: _Checked, rung: Rung, operators: Any, last: bool) -> bool:
-    """Check a rung and file its outcome; return False if the device no longer works.
-
-    last: the day has the device for itself, so full memory is the rung's own failure.
-    """
+def _check_one(run: Run, found: _Checked, rung: Rung, operators: Any) -> bool:
+    """Check a rung and file its outcome; return False if the device no longer works."""
     call, outcome = check_rung(run, found.problem, rung, operators)
     if outcome.status == PASS and (found.timed(run, rung) or found.goes_beyond(run, rung)):
         assert call is not None
         found.calls[rung.name], found.pending[rung.name] = call, outcome
         run.tell(Checked(outcome))
-    elif not last and _found_memory_full(run, outcome):
+    elif outcome.status == FAIL and _others_fill_memory(run, outcome.reason, *outcome.details):
         found.again.append(rung)
     else:
         run.tell(Finished(outcome))
     return outcome.status != FAIL or _device_works(run, rung.name)
 
 
-def _found_memory_full(run: Run, outcome: RungOutcome) -> bool:
-    if run.backend.name != "cuda" or outcome.status != FAIL:
-        return False
-    return any(MEMORY_FULL.search(text) for text in (outcome.reason, *outcome.details))
+def _others_fill_memory(run: Run, *messages: str) -> bool:
+    """Return True if one of a failure's messages reports that the GPU's memory is full while other
+    days may hold some of it; once this day has it alone, that is its own failure."""
+    shared = run.backend.name == "cuda" and not run.last
+    return shared and any(MEMORY_FULL.search(text) for text in messages)
 
 
 def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]) -> None:
@@ -313,7 +311,7 @@ def _finish_problem(run: Run, checked: _Checked, operators: Any) -> None:
     problem, pending = checked.problem, checked.pending
     for rung in checked.again:
         _be_last(run)
-        if not _check_one(run, checked, rung, operators, last=True):
+        if not _check_one(run, checked, rung, operators):
             return
     for rung in problem.rungs:
         if rung.name in pending and checked.goes_beyond(run, rung):
@@ -485,17 +483,10 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
 
 
 def take_findings(run: Run, outcome: RungOutcome) -> None:
-    """Fail a rung that has races, even if its results are right. Reads of unwritten memory explain
-    a failure; of a passed rung they are remarks, since unwritten memory holds NaN and no result
-    does."""
+    """Fail a rung with races, or with reads of unwritten memory, even if its results are right."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
-    shown = []
-    for finding in traced.findings:
-        if finding.what == "unwritten" and outcome.status == PASS:
-            outcome.remarks.append(f"{finding.summary()}; no result shows it")
-        else:
-            shown.append(finding)
+    shown = traced.findings
     outcome.findings = [
         {
             "what": found.what,
@@ -552,7 +543,7 @@ def _time_problem(
             if rung.name in pending:
                 _take_timing(run, rung, timings, pending[rung.name])
     except Exception as error:
-        full = run.backend.name == "cuda" and bool(MEMORY_FULL.search(str(error))) and not run.last
+        full = _others_fill_memory(run, str(error))
         if not full:
             reason, details = explain(error)
             for outcome in pending.values():

@@ -17,8 +17,9 @@ from common.base.outcome import Skip
 from common.base.toolchain import detect
 from common.build import library
 from common.check import device
+from common.check.cases import quick_cases
 from common.check.lacks import Lacking
-from common.check.rungs import call_once, quick_cases
+from common.check.rungs import call_once
 from common.process.worker import load_rung, without_advice
 
 RIGHT, WRONG, SKIPPED = "right", "WRONG", "skipped"

@@ -53,6 +53,7 @@ MOST_NAMED = 4  # days in a part of the live line
 
 # Names for the time that a day's run spends, where they differ from the stage's name.
 WAITING = "waiting"
+WARMING_UP = "warming up"
 PARTS = {"starting": "loading", "loading the day": "loading"}
 
 
@@ -286,11 +287,12 @@ class Runner:
 
     def _count(self, task: _Task, now: float) -> None:
         """Add the seconds since the last count to the day's current stage, and to the seconds used
-        of its time limit: if days share a device, each uses its share of them."""
+        of its time limit: if days share a device, each uses its share of them. The warm-up has the
+        limit of a build, because it compiles the libraries' functions."""
         elapsed, task.until = now - task.until, now
         doing = WAITING if task.queued else PARTS.get(task.progress.stage, task.progress.stage)
         task.outcome.spent[doing] = task.outcome.spent.get(doing, 0.0) + elapsed
-        if not task.queued:
+        if doing not in (WAITING, WARMING_UP):
             sharing = 1 if task.turn else sum(other.checked for other in self._on(task.gpu))
             task.used += elapsed / max(1, sharing)
 
@@ -359,11 +361,15 @@ class Runner:
         for event in child.read():
             self._handle(task, event)
         now = time.monotonic()
+        late = 0.0  # the limit that has passed
         if task.state == "building":
-            late = now > child.started + BUILD_LIMIT
+            late = BUILD_LIMIT * (now > child.started + BUILD_LIMIT)
         else:
             self._count(task, now)
-            late = task.used > self._time_limit
+            if task.outcome.spent.get(WARMING_UP, 0.0) > BUILD_LIMIT:
+                late = BUILD_LIMIT
+            elif task.used > self._time_limit:
+                late = self._time_limit
         if late and not over:
             child.kill(BUILD_GRACE if task.state == "building" else 0.0)
             for event in child.read():
@@ -372,9 +378,9 @@ class Runner:
             task.child = None
             child.close()
             if task.state == "building":
-                self._end_build(task, child, now - child.started, late and not over)
+                self._end_build(task, child, now - child.started, late > 0 and not over)
             else:
-                self._end_run(task, child, now - child.started, late and not over)
+                self._end_run(task, child, now - child.started, 0.0 if over else late)
 
     def _handle(self, task: _Task, event: Event) -> None:
         """Act on an event, after `Progress` has recorded what it reports about the day."""
@@ -440,14 +446,15 @@ class Runner:
         else:
             task.state = "ready"
 
-    def _end_run(self, task: _Task, child: Child, took: float, late: bool) -> None:
+    def _end_run(self, task: _Task, child: Child, took: float, late: float) -> None:
         progress, outcome = task.progress, task.outcome
         outcome.run_s = took - outcome.spent.get(WAITING, 0.0)
         outcome.spent = {what: round(seconds, 3) for what, seconds in outcome.spent.items()}
         task.queued = task.turn = False
         if not progress.over:
             if late:
-                cause = f"no end after {self._time_limit:.0f} s, killed (--time-limit S changes it)"
+                changes = "" if late == BUILD_LIMIT else " (--time-limit S changes it)"
+                cause = f"no end after {late:.0f} s, killed{changes}"
             else:
                 cause = f"the process died: {_ending(child)}"
             self._fail_rest(task, cause)

@@ -34,7 +34,7 @@ def capacity(platform: Platform, days: int, quick: bool, requested: int = 0) -> 
     at a time, 0 for the number that cores and memory allow.
 
     On the CPU the kernels of one day use all cores at times, but most of a check uses one. In a
-    full run on a GPU no more days wait than are checked, since the largest cases need the memory.
+    full run on a GPU fewer days wait, since the largest cases need the memory.
     """
     here = devices(platform, days)
     free, host_cores = free_memory(), cores() // here
@@ -50,10 +50,12 @@ def capacity(platform: Platform, days: int, quick: bool, requested: int = 0) -> 
     checked = requested or _at_least_one(
         host_cores, *_fitting(gpu, 1.0, CHECKED_GPU), *_fitting(host, 0.5, CHECKED_HOST)
     )
-    if not quick or checked == 1:
-        return Capacity(checked, checked)
+    if checked == 1:
+        return ONE_BY_ONE
     waiting = _at_least_one(
-        MOST_ALIVE["cuda"], *_fitting(gpu, 0.5, WAITING_GPU), *_fitting(host, 0.5, WAITING_HOST)
+        MOST_ALIVE["cuda"],
+        *_fitting(gpu, 0.5 if quick else 0.3, WAITING_GPU),
+        *_fitting(host, 0.5, WAITING_HOST),
     )
     return Capacity(checked, max(checked, waiting))
 

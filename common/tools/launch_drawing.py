@@ -20,11 +20,11 @@ from common.base.toolchain import Platform
 from common.build import library
 from common.check import device
 from common.check.call import Call, call_guarded, judge
+from common.check.cases import TRACED_ELEMENTS
 from common.check.device import Backend
 from common.check.expected import Signature, rolled_samples, signature_of
 from common.check.guard import ALLOCATED, GuardedTensor
 from common.check.lacks import Lacking
-from common.check.rungs import TRACED_ELEMENTS
 from common.check.tiny_case import MOST_ELEMENTS, SmallCase, small_case, small_cases
 from common.cpu.launch_record import RecordedLaunch
 from common.process.events import Channel, Finished, Over, Planned, Stage

@@ -313,7 +313,7 @@ def test_compiles_and_links_with_the_wheels(day: Day, tmp_path: Path) -> None:
         "__global__ void k() {}\n"
         "int main() { int n; k<<<1, 1>>>(); return cudaRuntimeGetVersion(&n) != cudaSuccess; }\n"
     )
-    command = [toolkit.nvcc, program, "-o", tmp_path / "program", "-cudart=shared"]
+    command = [str(toolkit.nvcc), str(program), "-o", str(tmp_path / "program"), "-cudart=shared"]
     library = toolkit.home / "lib"  # libcudadevrt.a, which nvcc needs, has its plain name there
     command += ["-gencode=arch=compute_90a,code=sm_90a"]
     command += [f"-L{nvcc.link_directory(toolkit)}", f"-L{library}"]

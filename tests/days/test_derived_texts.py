@@ -172,7 +172,8 @@ def test_no_place_on_the_page_gives_a_change_away(day: Day, tmp_path: Path) -> N
         text = planted_text(mutant) or ""
         (tmp_path / f"{i}{mutant.source.suffix}").write_text(text, encoding="utf-8")
     style = f"--style=file:{ROOT / '.clang-format'}"
-    command = ["clang-format", style, "--dry-run", "--Werror", *sorted(tmp_path.iterdir())]
+    command = ["clang-format", style, "--dry-run", "--Werror"]
+    command += map(str, sorted(tmp_path.iterdir()))
     run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 0, run.stderr
 

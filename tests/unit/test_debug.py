@@ -9,7 +9,7 @@ import pytest
 
 from common.base.days import Day, discover
 from common.base.options import RunOptions
-from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
+from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Status
 from common.base.toolchain import Platform
 from common.base.verdict import Score
 from common.mutants.derive import headers_of, mutants
@@ -170,7 +170,7 @@ def test_a_change_is_found_in_whatever_way_it_is_fixed(tmp_path: Path) -> None:
     ]
 
 
-def outcome_of(*states: str, reason: str = "wrong") -> DayOutcome:
+def outcome_of(*states: Status, reason: str = "wrong") -> DayOutcome:
     """Return the outcome of a run whose rungs have these states."""
     rungs = [RungOutcome("p", f"v{i}", "", state, reason) for i, state in enumerate(states)]
     return DayOutcome(1, "day01", "", FAIL if FAIL in states else PASS, rungs=rungs)

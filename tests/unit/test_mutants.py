@@ -16,6 +16,7 @@ from common.base.days import Day, discover
 from common.base.outcome import Status
 from common.base.toolchain import Platform, detect
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
+from common.base.verdict import Status as TrialStatus
 from common.mutants import derive, run_trial, trial_server
 from common.mutants.campaign import (
     Choice,
@@ -475,7 +476,7 @@ def test_ordinals(number: int, text: str) -> None:
     assert derive.ordinal(number) == text
 
 
-def verdict(status: str, by: str = "", name: str = "f") -> Verdict:
+def verdict(status: TrialStatus, by: str = "", name: str = "f") -> Verdict:
     return Verdict(name, "comparison", "a.cu", 1, status, by)
 
 
@@ -582,7 +583,7 @@ def test_a_call_without_an_end_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     def run(given: Trial, platform: Platform, channel: Channel) -> None:
-        torch._ops.OpOverloadPacket.__call__ = endless  # type: ignore[method-assign]
+        torch._ops.OpOverloadPacket.__call__ = endless  # type: ignore[method-assign, assignment]
         run_trial._Calls()
         channel.emit(Stage("limit", "checking"))
         torch.ops.aten.add(1, 1)

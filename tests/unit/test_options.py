@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,12 @@ def test_a_watched_process_has_the_options_of_its_parent(tmp_path: Path) -> None
         json=Path("report.json"),
         write=False,
     )
-    changes = {"quick": True, "bench": False, "watched": True, "json": tmp_path / "child.json"}
+    changes: dict[str, Any] = {
+        "quick": True,
+        "bench": False,
+        "watched": True,
+        "json": tmp_path / "child.json",
+    }
     child = parsed(parent.watched_command(7, "cpu", **changes)[2:])
     assert child == replace(
         parent, selected=("7",), mode="run", further=True, in_process=True, colour=False, **changes

@@ -106,8 +106,8 @@ def test_an_excerpt_keeps_a_variable_that_has_an_alignment() -> None:
 
 
 def test_operators_of_gradients_are_needed_too() -> None:
-    operators = ("conv_v1", "conv_weight_gradient_v1", "conv_data_gradient_v2", "sum_v1")
-    operators += ("sum_backward_v1", "sum_backward_v2", "gradient_of_image")
+    operators = ["conv_v1", "conv_weight_gradient_v1", "conv_data_gradient_v2", "sum_v1"]
+    operators += ["sum_backward_v1", "sum_backward_v2", "gradient_of_image"]
     bound = {Path("x.cu"): outline("\n".join(f'RUNG(day01, {o}, "()");' for o in operators))}
     assert with_backward(bound, ["conv_v1"]) == [
         *("conv_v1", "conv_data_gradient_v2", "conv_weight_gradient_v1")
@@ -276,7 +276,8 @@ def test_what_a_day_builds_itself_is_built_of_the_learners_file(tmp_path: Path) 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     """Like `--solution | head`."""
-    script = [sys.executable, ROOT / "run_day.py", "3", "--solution", "--days", tmp_path / "days"]
+    script: list[str | Path] = [sys.executable, ROOT / "run_day.py", "3", "--solution"]
+    script += ["--days", tmp_path / "days"]
     shutil.copytree(DAYS / "day03", tmp_path / "days" / "day03")
     reading, writing = os.pipe()
     os.close(reading)

@@ -16,8 +16,8 @@ import pytest
 
 from common.base.days import Day
 from common.base.options import RunOptions, no_attention
-from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
-from common.process.child import describe_exit, end_strays, fork
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Status, Timing
+from common.process.child import Child, describe_exit, end_strays, fork
 from common.process.events import (
     AskTurn,
     Channel,
@@ -42,6 +42,12 @@ from common.run.runner import ONE_BY_ONE, Capacity
 from tests.progress import wait_for
 
 
+def read_into(events: list[Event], child: Child) -> list[Event]:
+    """Append what the child has emitted since, and return all of it."""
+    events += child.read()
+    return events
+
+
 def test_a_process_that_ignores_signals_is_killed() -> None:
     def stubborn(channel: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -51,7 +57,7 @@ def test_a_process_that_ignores_signals_is_killed() -> None:
 
     child = fork(stubborn)
     events: list[Event] = []
-    wait_for(lambda: events.extend(child.read()) or events)
+    wait_for(lambda: read_into(events, child))
     child.kill(grace=0.1)
     child.close()
     assert child.exit_code == -signal.SIGKILL
@@ -72,7 +78,7 @@ def test_what_a_child_started_in_a_session_of_its_own_ends_with_it(ends: str) ->
 
     child = fork(start)
     events: list[Event] = []
-    wait_for(lambda: events.extend(child.read()) or events)
+    wait_for(lambda: read_into(events, child))
     if ends == "killed":
         child.kill()
     wait_for(child.finished)
@@ -91,7 +97,7 @@ def test_much_output_is_bounded_and_does_not_block() -> None:
 
     child = fork(talkative)
     events: list[Event] = []
-    wait_for(lambda: events.extend(child.read()) or child.finished())
+    wait_for(lambda: read_into(events, child) and child.finished())
     events += child.read()
     assert events == [Over()]
     output = child.output()
@@ -310,6 +316,24 @@ def test_a_hang_beside_others_is_ended(fake: Fake, where: str) -> None:
     )
 
 
+def test_the_warm_up_has_the_limit_of_a_build(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles the libraries' functions, which takes minutes where many do so at once."""
+
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit(Planned([["p", "r", ""]]))
+        channel.emit(Stage("", "warming up", "p"))
+        time.sleep(1.5 if day.number == 1 else 1234)
+        channel.emit(Finished(passed("r")))
+        channel.emit(Over())
+
+    monkeypatch.setattr(runner, "BUILD_LIMIT", 3.0)
+    fake.notes.touch()
+    fake.run(GPU, step, days=2, ready=2, capacity=Capacity(2, 2), limit=1.0)
+    slow, hung = fake.runner.outcomes
+    assert slow.status == PASS and slow.spent["warming up"] > 1.0
+    assert hung.status == FAIL and "no end after 3 s, killed, while warming up" in hung.reason
+
+
 def test_builds_go_on_until_the_room_is_full_of_days_to_be_timed(fake: Fake) -> None:
     platform = SimpleNamespace(device="cpu")
     notes = fake.run(
@@ -389,7 +413,7 @@ def test_room_is_bounded_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(scheduling, "cores", lambda: 16)
     has(140e9, 128e9)
-    assert found(GPU, quick=False) == Capacity(16, 16)
+    assert found(GPU, quick=False) == Capacity(16, 42)
     assert found(GPU) == Capacity(16, 64)
     assert found(GPU, requested=1) == ONE_BY_ONE
     assert found(two) == Capacity(8, 32)
@@ -498,7 +522,7 @@ def test_a_day_that_runs_no_rung_fails(fake: Fake) -> None:
 
 
 def test_exit_codes() -> None:
-    def day(status: str) -> DayOutcome:
+    def day(status: Status) -> DayOutcome:
         return DayOutcome(1, "day01", "t", status)
 
     assert command.exit_code([day(PASS)]) == 0
@@ -535,7 +559,7 @@ def test_what_is_no_event_is_output() -> None:
 
     child = fork(noisy)
     events: list[Event] = []
-    wait_for(lambda: events.extend(child.read()) or child.finished())
+    wait_for(lambda: read_into(events, child) and child.finished())
     events += child.read()
     assert events == [Stage("a", "b"), Over()]
     assert "stray" in child.output()

@@ -10,7 +10,7 @@ import torch
 
 from common.base.declaration import Case, Problem, Rung
 from common.base.options import RunOptions
-from common.base.outcome import FAIL, PASS, RungOutcome, Timing
+from common.base.outcome import FAIL, PASS, RungOutcome, Status, Timing
 from common.check import beyond
 from common.check.call import Failure
 from common.process import worker
@@ -54,9 +54,10 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         )  # fmt: skip
         platform = SimpleNamespace(device="cuda", arch="9.0a")
         options = RunOptions(quick=quick)
+        ceilings: Any = SimpleNamespace()
         whole: Any = worker.Run(
             None, platform, options, Direct(happened.append), None, backend, str, (),  # type: ignore[arg-type]
-            ceilings=SimpleNamespace(),
+            ceilings=ceilings,
         )  # fmt: skip
 
         def check(run: Any, problem: Any, rung: Rung, operators: Any) -> Any:
@@ -85,7 +86,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def outcome(name: str, status: str = PASS, reason: str = "") -> RungOutcome:
+def outcome(name: str, status: Status = PASS, reason: str = "") -> RungOutcome:
     return RungOutcome("p", name, "", status, reason)
 
 
