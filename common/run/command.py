@@ -30,7 +30,7 @@ from common.practice.progress import exercises_of
 from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_of
 from common.practice.steps import linked_for
 from common.process.child import Child, end_strays, fork
-from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
+from common.process.events import Channel, Direct, Ended, Event, Finished, Progress, Step
 from common.report import markdown, stored
 from common.report import runs as reports
 from common.report.comparison import Change, compare, compared_lines, in_one_only
@@ -42,13 +42,12 @@ from common.run.runner import (
     ONE_BY_ONE,
     POLL,
     Runner,
-    Step,
     devices,
 )
 from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
 from common.run.selection import Selection, SelectionError, select
 
-EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_PASSED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is sent again
 
