@@ -6,7 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,7 +120,7 @@ class Rung:
         -> the gradients of the rung's inputs, a tensor or a tuple with None for inputs without one.
         The upstream gradients are contiguous. saves: (inputs, output) -> the argument `saved` of
         `backward`, a tuple of tensors and plain values.
-    load: for a custom build: takes a `common.build.own_way.Builder`, returns the callable. The
+    load: for a custom build: takes a `common.build.custom_build.Builder`, returns the callable. The
         default is torch.ops.dayNN.<name>.
     triton: for a kernel in Triton, the module of the day's folder whose function of the rung's name
         launches it. It is skipped without Triton, and interpreted on the CPU.
@@ -251,7 +251,7 @@ class Problem:
 
 
 def grid(
-    shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], values: str = "normal"
 ) -> tuple[Case, ...]:
     """Return a case for every shape with every dtype."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)

@@ -8,6 +8,7 @@ A `Channel` carries events, in this order for one day:
     Finished   a rung's outcome
     AskTurn    a request for exclusive use of the device; the child waits for the answer
     TurnOver   the exclusive use has ended
+    Ran        what a rung's check used, for trials of mutants
     Table      a table that a tool prints
     Made       files that the day creates, stored by --write
     Unbuilt    the day does not build
@@ -73,6 +74,19 @@ class TurnOver:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """The check of a rung in a trial of a mutant. seconds: that it took. operators: of the day that
+    it called. left_out: cases that it skipped because the card lacks something."""
+
+    problem: str
+    rung: str
+    status: Status
+    seconds: float
+    operators: list[str]
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
 class Table:
     """A header and rows of cells, all text."""
 
@@ -117,6 +131,7 @@ Event = (
     | Finished
     | AskTurn
     | TurnOver
+    | Ran
     | Table
     | Made
     | Unbuilt
@@ -183,7 +198,7 @@ class Progress:
                 self.outcome.details = details
             case Over():
                 self.over = True
-            case AskTurn() | TurnOver() | Table():
+            case AskTurn() | TurnOver() | Ran() | Table():
                 pass  # for the scheduler and the report; they do not change the state
 
     def finish(self, outcome: RungOutcome) -> None:

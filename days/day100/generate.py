@@ -11,10 +11,12 @@ import codecs
 import sys
 import time
 from collections import deque
+from io import TextIOWrapper
 from pathlib import Path
 
 import torch
 
+from common.base.argument_types import value, whole
 from common.base.cache import cache_directory
 from common.base.compiling import BuildError
 from common.base.toolchain import ToolchainError, detect
@@ -25,11 +27,10 @@ from common.report.files import ResultsError
 from days.day86 import training
 from days.day96.model import cost
 
-from .folder import read_config, read_weights, vocabulary_of, weight_files
+from .folder import existing_file, read_config, read_weights, vocabulary_of, weight_files
 from .weights import RefusedError, character_vocabulary, from_checkpoint
 
 CHUNK = 8  # tokens per launch
-SMALL = Path(training.__file__).with_name("shakespeare.gpt")  # see day 86's README
 IN_FLIGHT = 2  # launches: while one's tokens are printed, the next one computes
 
 
@@ -123,16 +124,6 @@ def rate_of(weights, length, count, seconds):
 # ---------------------------------------------------------------- models
 
 
-def default_model():
-    """Return the model of a call without --model: the one that day 86 has trained in the current
-    folder, or the small one of this repository."""
-    own = Path("gpt.best.checkpoint")
-    if not own.is_file():
-        return SMALL
-    print(f"model: {own}, which day 86 has trained here", file=sys.stderr)
-    return own
-
-
 def model_at(path):
     """Return the Vocabulary and a function from a device to the Weights, which alone takes long.
 
@@ -144,7 +135,7 @@ def model_at(path):
         vocabulary, size = vocabulary_of(path, config)
         weight_files(path)
         return vocabulary, lambda device: read_weights(path, config, size).to(device)
-    if not Path(path).is_file():
+    if not existing_file(Path(path)):
         raise RefusedError(f"expected a GPT-2's folder or a file of day 86, {path} does not exist")
     with open(path, "rb") as file:
         if file.read(len(training.MAGIC)) != training.MAGIC:
@@ -162,23 +153,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n".replace("argument --", "--"))
 
 
-def value(kind, allowed, is_allowed):
-    """Return a type for argparse. allowed: is_allowed(number) in words."""
-
-    def parse(text):
-        try:
-            found = kind(text)
-        except ValueError:
-            found = None
-        if found is None or not is_allowed(found):
-            raise argparse.ArgumentTypeError(f"expected {allowed}, got {text!r}")
-        return found
-
-    return parse
-
-
-COUNT = value(int, "0 or more", lambda n: n >= 0)
-CHUNKS = value(int, "1 or more", lambda n: n >= 1)
+COUNT, CHUNKS = whole(0), whole(1)
 SEED = value(int, "0 to 2^62", lambda n: 0 <= n <= 1 << 62)
 TEXT = value(str, "at least one character", bool)
 # As final_project.cu has them.
@@ -272,7 +247,7 @@ def chat(operators, weights, vocabulary, tokens, options, stop):
 
 def run(options):
     try:
-        vocabulary, load = model_at(options.model or default_model())
+        vocabulary, load = model_at(options.model or training.default_model())
     except RefusedError as error:
         raise RefusedError(f"--model: {error}") from None
     prompt = options.prompt or ("" if options.chat else "\n")
@@ -307,7 +282,8 @@ def main(words=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")
-    if sys.stdin is not None:  # what is no text is refused by name
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, TextIOWrapper):  # what is no text is refused by name
         sys.stdin.reconfigure(errors="surrogateescape")
     main()

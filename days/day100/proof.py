@@ -115,8 +115,8 @@ def check_checkpoint():
     prompt = character_vocabulary().encode("To be, or not to be")
     views = training.model.views(training.weights.double())
     theirs = characters.forward(training.model, views, torch.tensor([prompt]))[0, -1]
-    tensors = [t.double() for t in weights.tensors]
-    ours = model.prefill(*tensors, weights.new_cache().double(), torch.tensor(prompt))
+    tensors = [t.double() for t in (*weights.tensors, weights.new_cache())]
+    ours = model.prefill(*(*tensors, torch.tensor(prompt)))
     if not torch.allclose(ours, theirs[: len(ours)], atol=1e-9):
         raise RuntimeError("a checkpoint's model has other logits than day 86's")
     print(f"a checkpoint of day 86: the same logits of {len(ours)} characters")

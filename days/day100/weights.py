@@ -18,8 +18,8 @@ class Vocabulary:
     of UTF-8 in a row, so that a token may hold a part of a character. end: the token that ends a
     text, if there is one."""
 
-    encode: Callable
-    decode: Callable
+    encode: Callable[[str], list[int]]
+    decode: Callable[[int], bytes]
     end: int | None = None
 
 
@@ -27,7 +27,7 @@ class Vocabulary:
 class Weights:
     """tensors: the first eight arguments of a rung."""
 
-    tensors: tuple
+    tensors: tuple[torch.Tensor, ...]
     heads: int
 
     @property

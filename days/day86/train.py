@@ -6,18 +6,22 @@ of its own, gpt.best.checkpoint, and writes the sample.
 """
 
 import argparse
+import fcntl
 import math
 import shlex
 import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from common.base.argument_types import value, whole
+from common.base.cache import cache_directory, digest
 from common.base.compiling import BuildError
+from common.base.signals import noted_signals
 from common.base.toolchain import ToolchainError
 from common.build.library import operators_of
 from common.report.files import ResultsError, check_writable, write_atomically
@@ -34,43 +38,8 @@ BYTES = 14  # in a checkpoint, per parameter: the weight in bf16; master copy, m
 
 # ---------------------------------------------------------------- arguments
 
-
-def number(least, most=None):
-    """Return a type for argparse: an integer in this range."""
-
-    def parse(text):
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
-        if value < least or (most is not None and value > most):
-            limits = f"{least} to {most}" if most is not None else f"{least} or more"
-            raise argparse.ArgumentTypeError(f"expected {limits}, got {value}")
-        return value
-
-    return parse
-
-
-def share(text):
-    """Return a number between 0 and 1, neither included, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {value}")
-    return value
-
-
-def decay(text):
-    """Return a number from 0 to 100 for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {value}")
-    return value
+RATE = value(float, "a number between 0 and 1", lambda r: 0 < r < 1)
+DECAY = value(float, "a number from 0 to 100", lambda d: 0 <= d <= 100)
 
 
 def arguments(words):
@@ -83,24 +52,22 @@ def arguments(words):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "--steps", type=number(1, MOST_STEPS), help=f"of the whole training (default: {Plan.steps})"
-    )
-    add("--until", type=number(1), metavar="STEP", help="end after this step, to go on later")
-    add("--layers", type=number(1, 48), help=f"(default: {Plan.layers})")
-    add("--heads", type=number(1, 16), help=f"of 64 columns each (default: {Plan.heads})")
-    add("--positions", type=number(1, 256), help="characters per sequence (default: 256)")
-    add("--batch", type=number(1, 65535), help=f"sequences per step (default: {Plan.batch})")
-    add("--rate", type=share, help=f"the highest learning rate (default: {Plan.rate})")
-    add("--decay", type=decay, help=f"of the weights, by AdamW (default: {Plan.decay})")
-    add("--seed", type=number(0, 2**63 - 1), help=f"(default: {Plan.seed})")
+    add("--steps", type=whole(1, MOST_STEPS), help=f"of the whole training (default: {Plan.steps})")
+    add("--until", type=whole(1), metavar="STEP", help="end after this step, to go on later")
+    add("--layers", type=whole(1, 48), help=f"(default: {Plan.layers})")
+    add("--heads", type=whole(1, 16), help=f"of 64 columns each (default: {Plan.heads})")
+    add("--positions", type=whole(1, 256), help="characters per sequence (default: 256)")
+    add("--batch", type=whole(1, 65535), help=f"sequences per step (default: {Plan.batch})")
+    add("--rate", type=RATE, help=f"the highest learning rate (default: {Plan.rate})")
+    add("--decay", type=DECAY, help=f"of the weights, by AdamW (default: {Plan.decay})")
+    add("--seed", type=whole(0, 2**63 - 1), help=f"(default: {Plan.seed})")
     add("--save", metavar="FILE", help="of a new training: gpt.checkpoint; of one that goes on: "
         "the file of --resume")  # fmt: skip
-    add("--save-every", type=number(1), metavar="N", help="save, and compute the held-back loss, "
+    add("--save-every", type=whole(1), metavar="N", help="save, and compute the held-back loss, "
         "every N steps (default: 20 times in all)")  # fmt: skip
     add("--resume", metavar="FILE", help="go on from a checkpoint, with its settings")
     add("--weights", metavar="FILE", help="in the end, also write the best model's weights alone")
-    add("--sample", type=number(1), nargs="?", const=500, metavar="N",
+    add("--sample", type=whole(1), nargs="?", const=500, metavar="N",
         help="in the end, write N characters (500)")  # fmt: skip
     add("--prompt", metavar="TEXT", help="what the sample goes on from (default: a new line)")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
@@ -142,30 +109,26 @@ def check_saving(options, refuse):
     both, and one more while it is written."""
     files = saved_in(options)
     in_place = options.resume is not None and Path(options.resume) == files[0]
-    name = "resume" if in_place else "save"
     try:
         for path in files:
+            check_writable(path)
             if not in_place and path.exists():
                 refuse("save", f"{path} is there already; --resume goes on with a training")
         size = BYTES * options.plan.model().parameters()
         check_writable(files[0], size * (1 + sum(not path.exists() for path in files)))
     except ResultsError as error:
-        refuse(name, error)
-    except OSError as error:
-        refuse(name, f"{files[0]}: {error.strerror}")
+        refuse("resume" if in_place else "save", error)
 
 
 def check_weights(options, refuse):
     """Refuse a file that cannot be written, or that the training has."""
     path = Path(options.weights)
+    if path in saved_in(options) or (options.resume and path == Path(options.resume)):
+        refuse("weights", f"the training itself is saved in {path}")
     try:
-        if path in saved_in(options) or (options.resume and path == Path(options.resume)):
-            refuse("weights", f"the training itself is saved in {path}")
         check_writable(path, 2 * options.plan.model().parameters())
     except ResultsError as error:
         refuse("weights", error)
-    except OSError as error:
-        refuse("weights", f"{path}: {error.strerror}")
 
 
 def planned(found, refuse):
@@ -174,8 +137,6 @@ def planned(found, refuse):
     if found.resume is None:
         plan = replace(Plan(), **given)
         return replace(plan, warmup=max(1, min(100, plan.steps // 10))), 0
-    if Path(found.resume).exists() and not Path(found.resume).is_file():
-        refuse("resume", f"expected a checkpoint, got {found.resume}, which is no file")
     try:
         plan, parts = read_checkpoint(found.resume)
     except CheckpointError as error:
@@ -203,23 +164,23 @@ def is_best(path):
     return path.stem.endswith(".best")
 
 
-# ---------------------------------------------------------------- the training
-
-
 @contextmanager
-def noted_signals():
-    """Note signals that would end the program, so that it ends between two steps. Yields the list
-    of those that came."""
-    came = []
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup ignores
-        numbers.append(signal.SIGHUP)
-    before = {each: signal.signal(each, lambda got, _: came.append(got)) for each in numbers}
-    try:
-        yield came
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+def locked(files):
+    """Lock a training's files for this process, which releases them in whatever way it ends. Raise
+    ResultsError where another one trains into one of them."""
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        for path in files:
+            name = f"training-{digest([str(path.resolve())])}.lock"
+            lock = stack.enter_context(open(cache_directory() / name, "w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ResultsError(f"{path}: another process trains into this file") from None
+        yield
+
+
+# ---------------------------------------------------------------- the training
 
 
 def in_words(seconds):
@@ -386,7 +347,8 @@ def main(words=None):
     options = arguments(words)
     report = Report()
     try:
-        code = run(options, report)
+        with locked(saved_in(options)):
+            code = run(options, report)
     except KeyboardInterrupt:
         report.text("interrupted: no step was lost")
         code = 128 + signal.SIGINT

@@ -4,6 +4,8 @@ import hashlib
 import json
 import lzma
 import math
+import os
+import sys
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +17,8 @@ from common.report.files import write_atomically
 
 from .model import BETAS, EPS, Model, first_weights
 
-TEXT = Path(__file__).parent / "shakespeare.txt.xz"
+TEXT = Path(__file__).with_name("shakespeare.txt.xz")
+SMALL = Path(__file__).with_name("shakespeare.gpt")  # a trained model, see README
 MAGIC = b"hundred days of CUDA, day 86, checkpoint 1\n"
 HELD_BACK = 0.1  # share of the text, its end, that no step sees
 
@@ -101,7 +104,7 @@ class Training:
         self.text, self.held_back = text[:kept].to(device), text[kept:].to(device)
         shape = plan.batch, plan.positions + 1
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.losses = None
+        self.losses: torch.Tensor  # of the last step
         self.graph, self.captures = None, graph and device.type == "cuda"
 
     @property
@@ -205,6 +208,8 @@ class Training:
 def read_checkpoint(path, needed=Training.KEPT):
     """Return the plan, and the bytes of each buffer. needed: buffers that must be there. Raise
     CheckpointError, and OSError."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise CheckpointError(f"expected a checkpoint, got {path}, which is no file")
     whole = Path(path).read_bytes()
     if not whole.startswith(MAGIC):
         raise CheckpointError(f"{path}: is no checkpoint of day 86")
@@ -227,3 +232,13 @@ def read_checkpoint(path, needed=Training.KEPT):
     if at != len(payload) or len(parts["weights"]) != 2 * plan.model().parameters():
         raise CheckpointError(f"{path}: its plan does not belong to its weights")
     return plan, parts
+
+
+def default_model():
+    """Return the file of the model that programs take by default: the best one of a training in the
+    current folder, or the small one of this repository."""
+    own = Path("gpt.best.checkpoint")
+    if not own.is_file():
+        return SMALL
+    print(f"model: {own}, which day 86 has trained here", file=sys.stderr)
+    return own

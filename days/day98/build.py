@@ -15,14 +15,13 @@ from pathlib import Path
 
 import torch
 
-from common.base.cache import digest, keep_compilers_caches
+from common.base.cache import keep_compilers_caches
 from common.base.compiling import BuildError
+from common.base.signals import noted_signals
 from common.base.toolchain import ToolchainError
 from common.build.library import operators_of, use_compilers
 from common.report.files import ResultsError, check_writable
-from days.day86.train import noted_signals
-from days.day86.training import CheckpointError, characters, read_checkpoint
-from days.day100.generate import default_model
+from days.day86.training import CheckpointError, characters, default_model, read_checkpoint
 
 from . import gpt
 from .made import missing_tool, operators_without_python, package_of, program_of, wheel_of
@@ -59,15 +58,13 @@ def arguments(words):
         refuse("model", f"{path}: {error.strerror}")
     if plan.positions < 2:
         refuse("model", f"{path}: expected 2 or more positions, got {plan.positions}")
+    if os.path.exists(options.out) and not os.path.isdir(options.out):
+        refuse("out", f"expected a folder, got {options.out}, which is none")
     try:
-        if options.out.exists() and not options.out.is_dir():
-            refuse("out", f"expected a folder, got {options.out}, which is none")
         for name in ("gpt.pt2", "operators.so", "write"):
             check_writable(options.out / name, 4 * len(parts["weights"]))
     except ResultsError as error:
         refuse("out", error)
-    except OSError as error:
-        refuse("out", f"{options.out}: {error.strerror}")
     return options, plan, parts["weights"]
 
 
@@ -90,9 +87,9 @@ def built(plan, weights, device):
     gpt.register()
     metadata = {"positions": plan.positions, "words": sizes.words, "characters": vocabulary}
     metadata = {name: str(value) for name, value in metadata.items()}
-    parts = [str(torch.ops.day86.gpt_logits.default._schema), digest([weights.hex()])]
+    parts = [str(sizes), str(torch.ops.day86.gpt_logits.default._schema), weights]
     files = ["build.py", "gpt.py"]
-    package = package_of("gpt", lambda: export(model), device, metadata, files, str(sizes), *parts)
+    package = package_of("gpt", lambda: export(model), device, metadata, files, *parts)
     library = operators_without_python(86, device)
     program = program_of("write", device)
     saved = io.BytesIO()

@@ -29,7 +29,8 @@ class Standing:
 
     @property
     def in_l2(self):
-        return IN_L2 in self.last.timing.note
+        timing = self.last.timing
+        return timing is not None and IN_L2 in timing.note
 
 
 def ceilings(rungs):

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,7 @@ def test_bad_arguments_are_named_before_anything_is_built(
     monkeypatch.setattr(build, "operators_of", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("text")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "damaged").write_bytes(model.read_bytes()[:-1])
     (tmp_path / "busy" / "write").mkdir(parents=True)
     for words, text in (
@@ -132,7 +134,9 @@ def test_bad_arguments_are_named_before_anything_is_built(
         ),
         (f"--out busy --model {model}", "--out: cannot write busy/write: Is a directory"),
         ("--out dist --model none", "--model: none: No such file or directory"),
-        ("--out dist --model .", "--model: .: Is a directory"),
+        ("--out dist --model .", "--model: expected a checkpoint, got ., which is no file"),
+        ("--out dist --model pipe", "--model: expected a checkpoint, got pipe, which is no file"),
+        (f"--model {model} --out {'x' * 300}", "File name too long"),
         ("--out dist --model text", "--model: text: is no checkpoint of day 86"),
         ("--out dist --model damaged", "--model: damaged: is damaged"),
         (f"--out dist --model {model} --device tpu", "--device: invalid choice: 'tpu'"),

@@ -291,7 +291,7 @@ def test_write_outside_for_bad_input_is_rejected() -> None:
 def test_broken_good_case_is_found() -> None:
     rejected(lambda x, y, factor: x, "3×5", "before any bad input was tried")
 
-    refused = []
+    refused: list[int] = []
 
     def sulking(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
         if len(refused) > 20:

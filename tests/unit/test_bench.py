@@ -375,7 +375,7 @@ def test_the_rate_of_a_copy_does_not_wait_for_busy_cores(monkeypatch: pytest.Mon
 
 
 def test_rows_are_written_a_line_each() -> None:
-    found = {"copy in": [[0, 1.5], [1, 2.5]], "kernel": [["a"]]}
+    found: dict[str, list[object]] = {"copy in": [[0, 1.5], [1, 2.5]], "kernel": [["a"]]}
     text = rows_as_json(found)
     assert json.loads(text) == found
     assert [line.strip(" ,") for line in text.splitlines() if line.startswith("  ")] == [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from common.base.declaration import Case, Cost, Problem, Rung, grid
 from common.check.call import outputs_of
 from common.check.cases import quick_cases
-from common.check.device import Backend, Watched, interpreted, of_rung
+from common.check.device import SCHEDULES, Backend, Schedule, interpreted, of_rung
 from common.check.draw import Draw
 from common.check.expected import Expected, check_same_in_both, evaluate, signature_of
 from common.check.rungs import CheckResult, check_outputs, check_rung
@@ -22,53 +23,34 @@ SHAPES = [(1, 1), (3, 257), (8, 64), (0, 5)]
 FLOATS = ["float32", "float16", "bfloat16", "float64"]
 
 
-@dataclass
-class FakeBackend:
+class FakeBackend(Backend):
     """The CPU with thread orders that affect only a test's own function."""
 
-    name: str = "cpu"
-    device: torch.device = torch.device("cpu")  # noqa: RUF009
-    orders: tuple[str, ...] = ("forward", "reverse", "random 1")
-    order: str = "forward"
-    traces: bool = False
+    def __init__(
+        self,
+        name: str = "cpu",
+        orders: tuple[Schedule, ...] = SCHEDULES,
+        traces: bool = False,
+    ) -> None:
+        super().__init__("cpu")
+        self.name, self.orders, self.order = name, orders, "forward"
+        self._traces = traces
 
-    def schedules(self, quick: bool = False) -> tuple[str, ...]:
+    def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
         return self.orders
 
-    def late_schedules(self, several: bool) -> tuple[str, ...]:
+    def use(self, schedule: Schedule) -> None:
+        self.order = schedule.order
+
+    def late_schedules(self, several: bool) -> tuple[Schedule, ...]:
         return ()
 
-    def use(self, schedule: str) -> None:
-        self.order = schedule
-
-    def namer(self) -> None:
-        return None
-
     @property
-    def watches_calls(self) -> bool:
-        return False
-
-    @contextmanager
-    def watching(self, *_: object) -> Iterator[Watched]:
-        yield Watched()
-
-    def open_tensors(self, opened: bool) -> None:
-        pass
-
-    def catch_up(self) -> None:
-        pass
-
-    def follow(self, tensor: torch.Tensor) -> None:
-        pass
-
-    def written(self, tensor: torch.Tensor) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
+    def traces(self) -> bool:
+        return self._traces
 
 
-def softmax_problem(**changes: object) -> Problem:
+def softmax_problem(**changes: Any) -> Problem:
     problem = Problem(
         name="softmax",
         inputs=lambda case, draw: (draw(*case.shape),),
@@ -99,7 +81,7 @@ def check(
     )
 
 
-def rejected(call: Callable[..., object], *words: str, **options: object) -> str:
+def rejected(call: Callable[..., object], *words: str, **options: Any) -> str:
     """Return the failure's text, which must contain the words."""
     result = check(call, **options)
     assert result.failure is not None, "a wrong rung was accepted"
@@ -203,7 +185,7 @@ def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
             problem,
             problem.rungs[0],
             call,
-            backend,  # type: ignore[arg-type]
+            backend,
             fallback=fallback,
             quick=True,
         )
@@ -231,7 +213,7 @@ def test_a_traced_check_takes_a_case_of_several_blocks() -> None:
     for traces in (False, True):
         seen.clear()
         backend = FakeBackend(traces=traces)
-        result = check_rung(problem, problem.rungs[0], call, backend, quick=True)  # type: ignore[arg-type]
+        result = check_rung(problem, problem.rungs[0], call, backend, quick=True)
         assert result.failure is None and result.checked == 2 + traces
         assert set(seen) == ({(1, 5), (40, 100)} if traces else {(1, 5)})
 
@@ -549,7 +531,8 @@ def test_written_arguments_are_outputs() -> None:
         pass
 
     rejected(twice, "argument out was modified", problem=problem)
-    twice.writes = nothing.writes = ("out",)
+    for call in (twice, nothing):
+        vars(call)["writes"] = ("out",)
     assert check(twice, problem).failure is None
     rejected(nothing, "argument out", "wrong", "nothing was written", problem=problem)
     # A reference that returns nothing but writes like the rung is equivalent.
@@ -575,7 +558,8 @@ def test_each_tensor_of_a_written_list_is_an_output() -> None:
         outs[0].copy_(x + x)
 
     rejected(both, "argument outs was modified", problem=problem)
-    both.writes = first.writes = ("outs",)
+    for call in (both, first):
+        vars(call)["writes"] = ("outs",)
     assert check(both, problem).failure is None
     rejected(first, "argument outs, tensor 1", "wrong", problem=problem)
     signature = signature_of(both)
@@ -717,7 +701,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    return FakeBackend(name="cuda", orders=("hardware",))
+    return FakeBackend(name="cuda", orders=(Schedule("hardware"),))
 
 
 def on_gpu(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

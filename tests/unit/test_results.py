@@ -76,6 +76,7 @@ def declare(root: Path, **problems: Sequence[str]) -> None:
 
 
 def timing(**changes: Any) -> Timing:
+    known: dict[str, Any]
     known = {"case": "1024 float32", "ms": 0.25, "spread": 0.01, "samples": 50, "gbs": 4000.0}
     known |= {"tflops": 1.0, "bound": "copy", "share": 0.95, "pytorch_ms": 0.5}
     return Timing(**(known | changes))
@@ -401,7 +402,7 @@ def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-OTHERS = [None, True, -1, 1.5, "../x", [[]], {"a": 1}, 10**400]
+OTHERS: list[Any] = [None, True, -1, 1.5, "../x", [[]], {"a": 1}, 10**400]
 
 
 def test_a_report_changed_anywhere_is_taken_or_refused_by_its_field(tmp_path: Path) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from common.practice.exercise import ExerciseError
+from common.base.options import RunOptions
 from common.practice.journal import Journal, JournalError, practice_folder
+from common.practice.steps import ExerciseError
 from common.run import command
-from common.run.command import EXIT_USAGE, Options
-from common.run.desk import Desk
+from common.run.command import EXIT_USAGE
 from common.run.selection import SelectionError, select
+from common.run.tutor import Tutor
 
 
-def run(options: Options, name: str) -> int:
+def run(options: RunOptions, name: str) -> int:
     """Run the selected day with the learner's file of this name, which must exist; return the exit
     code."""
     try:
@@ -22,7 +23,7 @@ def run(options: Options, name: str) -> int:
         if len(chosen) != 1:
             raise SelectionError(f"--practice takes one day, not {len(chosen)}")
         journal = Journal(practice_folder(options.days))
-        challenge = Desk(options, days, journal).challenge(chosen[0], name)
+        challenge = Tutor(options, days, journal).challenge(chosen[0], name)
         if not challenge.file.is_file():
             raise SelectionError(f"{challenge.file} is not there; {challenge.command} writes it")
     except (SelectionError, ExerciseError, JournalError, OSError) as error:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.base import obstacle, toolchain
-from common.base.obstacle import full_disk
+from common.base import machine_faults, toolchain
+from common.base.machine_faults import full_disk
 from common.run import doctor, runner
 
 FULL = os.strerror(errno.ENOSPC)
@@ -31,7 +31,7 @@ FULL = os.strerror(errno.ENOSPC)
     ],
 )
 def test_an_obstacle_is_named_with_its_fix(message: str, what: str) -> None:
-    found = obstacle.obstacle(message)
+    found = machine_faults.obstacle(message)
     assert (what in found.what and found.fix) if found else not what
     unbuilt = runner._unbuilt("does not build", [message, "compilation terminated."])
     assert what in unbuilt.reason and message in unbuilt.details

@@ -1,4 +1,4 @@
-"""Have trials run by a process that has imported PyTorch once (referee.py)."""
+"""Have trials run by a process that has imported PyTorch once (trial_server.py)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from common.base.paths import ROOT
 from common.base.toolchain import VARIANT_VARIABLE, Platform, Variant
 from common.check.random_case import SEED_VARIABLE
 from common.cpu.backend import preloaded
-from common.practice.mutants.tried import Result, Trial
-from common.practice.mutants.workshop import Programs, Stopped
+from common.mutants.partial_builds import Programs, Stopped
+from common.mutants.trial import Result, Trial
 
 
-class Arena:
+class TrialProcess:
     """A process that runs trials in one variant of the CPU backend."""
 
     def __init__(self, platform: Platform, variant: Variant, programs: Programs):
@@ -32,7 +32,7 @@ class Arena:
         self._lock = threading.Lock()
         self._next = 0
         self._process = programs.start(
-            [sys.executable, "-m", "common.practice.mutants.referee"],
+            [sys.executable, "-m", "common.mutants.trial_server"],
             env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -71,7 +71,7 @@ class Arena:
             number = data.pop("number")
             with self._lock:
                 future = self._waiting.pop(number)
-            future.set_result(Result(**data))
+            future.set_result(Result.from_json(data))
         with self._lock:
             left, self._waiting = self._waiting, {}
         for future in left.values():

@@ -26,8 +26,8 @@ from common.base.toolchain import Platform, Variant
 from common.build import narrowing
 from common.cpu import backend, libraries
 from common.cpu.rewrite import RewriteError, Variants
-from common.practice.mutants.inlined import inlined, own_headers
-from common.practice.mutants.outline import Declaration, outlines_of, reached_together, trimmed
+from common.mutants.inlined import inlined, own_headers
+from common.mutants.outline import Declaration, outlines_of, reached_together, trimmed
 
 COMPILE_LIMIT = 180.0  # seconds; a constant expression of a mutant may take forever
 
@@ -122,7 +122,7 @@ class _Once(Generic[Made]):
         return future.result()
 
 
-class Workshop:
+class PartialBuilds:
     """Build versions of one day's `.cu` files, with the headers of its folder inlined, in one
     variant of the CPU backend.
 

@@ -13,7 +13,7 @@ from common.report.files import write_atomically
 KEPT = 4000  # verdicts per day
 
 
-class Ledger:
+class KnownVerdicts:
     """The verdicts of one day's mutants, by a key of everything that they depend on.
 
     fresh: ignore the results of earlier runs.

@@ -9,8 +9,8 @@ from common.base.days import Day
 from common.base.figures import counted
 from common.base.ladder import has_ladder
 from common.base.parts import part_of
-from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal
+from common.practice.steps import ExerciseError
 
 _BAR = 12  # characters
 _SOLVED, _OPEN = "■", "□"
@@ -66,7 +66,7 @@ def next_line(days: Sequence[Day], journal: Journal, after: tuple[Day, str] | No
     return line
 
 
-def standing(days: Sequence[Day], journal: Journal) -> list[str]:
+def progress_lines(days: Sequence[Day], journal: Journal) -> list[str]:
     """Return a line for each part with its solved exercises, and one with the next exercise; [] if
     there are no exercises."""
     lines = []

@@ -11,13 +11,13 @@ from pathlib import Path
 from common.base.days import Day
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
+from common.mutants.derive import Mutant, balanced, mutants_of
+from common.mutants.heuristics import covered
+from common.mutants.outline import outline, outlines_of
 from common.practice.challenge import Challenge, State, rungs_that_reach, shown
-from common.practice.exercise import ExerciseError
 from common.practice.journal import practice_folder
-from common.practice.mutants.derive import Mutant, balanced, mutants_of
-from common.practice.mutants.heuristics import covered
-from common.practice.mutants.outline import outline, outlines_of
-from common.practice.natural import natural_text
+from common.practice.planted_text import planted_text
+from common.practice.steps import ExerciseError
 from common.report.stored import read_scores
 
 UNSEEN = frozenset(("64-bit index in 32 bits",))  # kinds that no case of a learner's size shows
@@ -129,7 +129,7 @@ def candidates(day: Day) -> list[Mutant]:
     if len(found) < ENOUGH:
         found += [m for m in every if m not in found and m.kind.name in OF_LAUNCHERS]
     offered = balanced(found, OFFERED)
-    return _varied([mutant for mutant in offered if natural_text(mutant) is not None])
+    return _varied([mutant for mutant in offered if planted_text(mutant) is not None])
 
 
 def _varied(found: list[Mutant]) -> list[Mutant]:
@@ -159,7 +159,7 @@ def debug_challenge(day: Day, root: Path, planted: str, tried: Collection[str]) 
         mutant = next((m for m in found if m.identity not in tried), None)
     if mutant is None:
         raise ExerciseError(f"day {day.number} has no other change to plant: all are found")
-    text = natural_text(mutant)
+    text = planted_text(mutant)
     assert text is not None, "candidates leaves such out"
     return DebugChallenge(
         day,

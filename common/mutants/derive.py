@@ -13,9 +13,9 @@ from pathlib import Path
 
 from common.base.days import Day
 from common.cpu.lexer import tokenize
-from common.practice.mutants.inlined import own_headers
-from common.practice.mutants.kinds import DEVICE_CHECK, Edit, Kind, edits
-from common.practice.mutants.outline import (
+from common.mutants.inlined import own_headers
+from common.mutants.kinds import DEVICE_CHECK, Edit, Kind, edits
+from common.mutants.outline import (
     Code,
     Declaration,
     Function,

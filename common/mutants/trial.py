@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from common.base.outcome import FAIL, SKIP
+from common.process.events import Ran
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,8 @@ class Trial:
     day: its folder. folder: of its sources, if elsewhere. library: built from them. rungs:
     (problem, rung), tried in this order until one fails. once_first: before the whole check, call
     all cases of all rungs once, on which most wrong kernels fail already. quick, watched, debug: as
-    in `common.process.worker.Work`. model: the simulated card, "" for the default. limit: seconds
-    for the whole trial. threads: that run blocks.
+    in `RunOptions`. model: the simulated card, "" for the default. limit: seconds for the whole
+    trial. threads: that run blocks.
     """
 
     day: str
@@ -39,8 +40,8 @@ class Result:
 
     status: "passed", "failed", "skipped" (no rung can run here), "died" or "late". rung: the one
     that failed, or that ran when it died. reason, details: of the failure. findings: of the tracer
-    ("races", …). used: for each rung that ran, (problem, rung, its status, seconds, operators that
-    it called, cases that it skipped because the card lacks something).
+    ("races", …). planned: (problem, rung) of each rung of the day, from a trial without rungs. ran:
+    the last check of each rung that ran.
     """
 
     status: str
@@ -48,11 +49,17 @@ class Result:
     reason: str = ""
     details: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
-    used: list[list[Any]] = field(default_factory=list)
+    planned: list[tuple[str, str]] = field(default_factory=list)
+    ran: list[Ran] = field(default_factory=list)
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Result:
+        planned = [(problem, rung) for problem, rung in data["planned"]]
+        return cls(**data | {"planned": planned, "ran": [Ran(**each) for each in data["ran"]]})
 
 
 def status_of(statuses: Sequence[str]) -> str:

@@ -13,15 +13,16 @@ import torch
 
 from common.base.cache import Entry
 from common.base.days import Day, Further, load_lesson, read_day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL
 from common.base.toolchain import Platform
 from common.build import library
 from common.check import device
 from common.cpu import libraries
 from common.cpu.backend import Runtime
-from common.practice.mutants.tried import Trial
+from common.mutants.trial import Trial
 from common.process import worker
-from common.process.events import Channel, Finished, Over, Stage, Table
+from common.process.events import Channel, Finished, Over, Planned, Ran, Stage
 
 # Seconds that one thread may run without reaching a barrier or its end, and that all may wait in
 # loops. Longer than in the debugger, since trials share the machine with compilers.
@@ -73,14 +74,14 @@ class _Calls:
 
 
 def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
-    """Check the rungs until one fails, and send to `channel` their outcomes, and a table of the
-    seconds and operators of each. Without rungs, send only a table of all rungs of the day."""
+    """Check the rungs until one fails, and send to `channel` the outcome and the operators of each.
+    Without rungs, send only those that the day has."""
     day = read_day(Path(trial.day)).with_further()
     platform = replace(platform, model=trial.model or platform.model)
     lesson = load_lesson(day)
     if not trial.rungs:
-        pairs = [[p.name, rung.name, "", "0", "", "0"] for p in lesson.problems for rung in p.rungs]
-        channel.emit(Table("used", [], pairs))
+        rungs = [[p.name, rung.name, rung.idea] for p in lesson.problems for rung in p.rungs]
+        channel.emit(Planned(rungs))
         channel.emit(Over())
         return
     if trial.folder:
@@ -96,27 +97,27 @@ def run_trial(trial: Trial, platform: Platform, channel: Channel) -> None:
         runtime.set_spin_limit(SPIN_LIMIT)
     channel.emit(Stage("", "loading the library"))
     operators = library.load(todo)
-    work = worker.Work(trial.quick, bench=False, watched=trial.watched, debug=trial.debug)
+    options = RunOptions(
+        quick=trial.quick, bench=False, watched=trial.watched, debug=trial.debug, explain=False
+    )
     names = {rung.name for problem in lesson.problems for rung in problem.rungs}
-    whole = worker.Run(day, platform, work, channel, todo, backend, library.fallbacks(todo), names)
-    once = replace(whole, work=replace(work, first_calls=True))
+    whole = worker.Run(
+        day, platform, options, channel, todo, backend, library.fallbacks(todo), names
+    )
+    once = replace(whole, options=replace(options, first_calls=True))
     calls = _Calls()
     found = {(p.name, rung.name): (p, rung) for p in lesson.problems for rung in p.rungs}
-    rows = {}  # of a rung's last check
     runs = (once, whole) if trial.once_first else (whole,)
     for run, pair in itertools.product(runs, trial.rungs):
         problem, rung = found[pair]
         began = time.monotonic()
         _, outcome = worker.check_rung(run, problem, rung, operators)
         seconds = time.monotonic() - began
-        used = ",".join(calls.take(day.name))
         left_out = 0 if trial.quick else len(problem.cases_of(rung)) - outcome.checked
-        what = [outcome.status, f"{seconds:.3f}", used, str(left_out)]
-        rows[pair] = [problem.name, rung.name, *what]
+        channel.emit(Ran(*pair, outcome.status, seconds, calls.take(day.name), left_out))
         channel.emit(Finished(outcome))
         if outcome.status == FAIL:
             break
-    channel.emit(Table("used", [], list(rows.values())))
     channel.emit(Over())
 
 

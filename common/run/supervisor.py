@@ -7,13 +7,13 @@ import resource
 import signal
 import sys
 
-from common.process.family import adopt, die_with, end_members
+from common.process.descendants import adopt, die_with, end_members
 
 _SI_KERNEL = 0x80  # on Linux: the kernel sent the signal
 _HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def go_on_kept() -> None:
+def go_on_supervised() -> None:
     """Continue in a forked process. The original process, known to the user, forwards signals to
     it, waits for it, kills its leftover processes in any session, and exits with its status.
 
@@ -21,17 +21,17 @@ def go_on_kept() -> None:
     """
     if sys.platform != "linux":
         return
-    keeper = os.getpid()
+    supervisor = os.getpid()
     waited = {*_HANDED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     adopt()
     pid = os.fork()
     if pid == 0:
-        die_with(keeper, signal.SIGTERM)
+        die_with(supervisor, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
     status = _wait(pid, waited)
-    end_members(keeper)
+    end_members(supervisor)
     _end_as(os.waitstatus_to_exitcode(status))
 
 

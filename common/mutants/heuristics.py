@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.base.days import Day
-from common.practice.mutants.derive import Mutant
-from common.practice.mutants.outline import outlines_of
+from common.mutants.derive import Mutant
+from common.mutants.outline import outlines_of
 
 CHOOSING = frozenset(
     {

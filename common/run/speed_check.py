@@ -17,13 +17,14 @@ from common.base.cache import cache_directory, digest
 from common.base.days import Day
 from common.base.figures import duration, rate
 from common.base.ladder import Ladder
+from common.base.options import RunOptions
 from common.base.outcome import PASS, DayOutcome, RungOutcome, Timing
 from common.base.toolchain import Platform
 from common.base.where import where
 from common.build import library
 from common.practice.challenge import Challenge
-from common.practice.exercise import ExerciseError
 from common.practice.speed import SpeedChallenge
+from common.practice.steps import ExerciseError
 from common.practice.work_counts import (
     NAMES,
     WorkCounts,
@@ -34,7 +35,8 @@ from common.practice.work_counts import (
 )
 from common.report.files import write_atomically
 from common.report.terminal import Report
-from common.run.command import SANITIZER_SLOWDOWN, Options, make_runner
+from common.run.command import make_runner
+from common.run.runner import TOOL_SLOWDOWN
 
 REACHED = 0.95  # of the last rung's rate: allows for noise
 PATIENCE, LONGER = 15.0, 5.0  # seconds, and times the day's own: the limit of counting
@@ -53,10 +55,10 @@ class Verdict:
     needs: str = ""
 
 
-class Pace:
+class SpeedCheck:
     """Measure rungs on one platform. Raise ExerciseError if one cannot be measured."""
 
-    def __init__(self, options: Options, platform: Platform, report: Report):
+    def __init__(self, options: RunOptions, platform: Platform, report: Report):
         self._options, self._platform, self._report = options, platform, report
 
     def judge(self, challenge: SpeedChallenge, checked: DayOutcome) -> Verdict:
@@ -108,7 +110,7 @@ class Pace:
         platform = replace(self._platform, variant="trace")
         options = replace(self._options, mode="profile", quick=False, bench=False)
         if limit:
-            options = replace(options, time_limit=limit / SANITIZER_SLOWDOWN)
+            options = replace(options, time_limit=limit / TOOL_SLOWDOWN)
         return self._run(day, challenge, rungs, options, platform)
 
     def _run(
@@ -116,7 +118,7 @@ class Pace:
         day: Day,
         challenge: Challenge | None,
         rungs: tuple[str, ...],
-        options: Options,
+        options: RunOptions,
         platform: Platform,
     ) -> DayOutcome:
         swap = (challenge.original, challenge.file) if challenge else None
@@ -164,7 +166,7 @@ class Pace:
             here["date"] = ""  # counts do not drift
         built = library.plan(day, self._platform).entry.key
         key = digest([json.dumps(here), built], sorted(day.folder.glob("*.py")))
-        path = cache_directory() / "pace" / f"{day.kind}-{self._platform.device}.json"
+        path = cache_directory() / "speed" / f"{day.kind}-{self._platform.device}.json"
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
             if known["key"] == key:

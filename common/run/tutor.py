@@ -14,6 +14,7 @@ from typing import Any
 from common.base.day_files import DEBUG, SPEED
 from common.base.days import Day
 from common.base.figures import counted
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, WRITTEN_OUTSIDE, DayOutcome, RungOutcome
 from common.base.toolchain import Platform, ToolchainError
 from common.cpu.findings import source_text
@@ -24,30 +25,29 @@ from common.practice.challenge import (
     shown,
     write_challenge,
 )
-from common.practice.exercise import ExerciseError, same_code, solution
-from common.practice.journal import Entry, Journal
-from common.practice.planted import (
+from common.practice.debug import (
     BY_CHANCE,
     IN_A_ROW,
     UNSEEN_ON_CPU,
     DebugChallenge,
     debug_challenge,
 )
+from common.practice.journal import Entry, Journal
+from common.practice.progress import next_line
 from common.practice.speed import SpeedChallenge, speed_challenge
-from common.practice.standing import next_line
+from common.practice.steps import ExerciseError, same_code, solution
 from common.report.drawn_call import DrawnRungs
 from common.report.files import write_atomically
 from common.report.terminal import Report
 from common.run.command import (
     EXIT_FAILED,
     EXIT_PASSED,
-    Options,
     make_runner,
     prepare,
 )
 from common.run.drawn_day import draw_day
-from common.run.pace import Pace
 from common.run.selection import Selection
+from common.run.speed_check import SpeedCheck
 
 EXPLAINED = 8  # lines that explain one failure to a learner
 LATE = "no end after"  # beginning of the reason for reaching the time limit
@@ -56,10 +56,10 @@ _PLACE = re.compile(r"([^:]+):(\d+):")
 NO_FUN = (LATE, "the process died")  # failures that teach nothing
 
 
-class Desk:
+class Tutor:
     """A learner's session: the days, the solved exercises, and the checks of files."""
 
-    def __init__(self, options: Options, days: Sequence[Day], journal: Journal):
+    def __init__(self, options: RunOptions, days: Sequence[Day], journal: Journal):
         self.options = replace(options, bench=False)
         self.keys = False  # True if the learner presses keys instead of typing commands
         self.days, self.journal = days, journal
@@ -306,7 +306,7 @@ class Desk:
     ) -> bool:
         """Measure a file that passed its checks, and print the verdict on its speed."""
         assert self._platform
-        verdict = Pace(self.options, self._platform, report).judge(challenge, outcome)
+        verdict = SpeedCheck(self.options, self._platform, report).judge(challenge, outcome)
         report.close()
         entry.set_aside = verdict.needs
         for line in verdict.lines:
@@ -343,7 +343,7 @@ class Desk:
     def _waste(self, challenge: Challenge, report: Report) -> str:
         assert self._platform
         try:
-            return Pace(self.options, self._platform, report).waste(challenge)
+            return SpeedCheck(self.options, self._platform, report).waste(challenge)
         except ExerciseError:
             return ""  # it is solved regardless of its cost
         finally:

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from common.base.days import Day, discover
-from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
+from common.base.options import RunOptions
+from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Status
 from common.base.toolchain import Platform
 from common.base.verdict import Score
-from common.practice import planted as planting
+from common.mutants.derive import headers_of, mutants
+from common.mutants.outline import outline
+from common.practice import debug
+from common.practice.debug import BY_CHANCE, UNSEEN_ON_CPU, candidates, debug_challenge
 from common.practice.journal import Journal
-from common.practice.mutants.derive import headers_of, mutants
-from common.practice.mutants.outline import outline
-from common.practice.natural import natural_text
-from common.practice.planted import BY_CHANCE, UNSEEN_ON_CPU, candidates, debug_challenge
+from common.practice.planted_text import planted_text
 from common.report.terminal import Report
-from common.run.command import Options
-from common.run.desk import Desk
+from common.run.tutor import Tutor
 
 DAYS, _ = discover()
 
@@ -30,7 +30,7 @@ def planted(body: str, kind: str, which: int = 0) -> str | None:
     """Return the body of a kernel, with a mutant of that kind as a learner sees it."""
     text = f"{HEAD}{body}}}\n"
     found = [m for m in mutants(Path("x.cu"), outline(text)) if m.kind.name == kind]
-    changed = natural_text(found[which])
+    changed = planted_text(found[which])
     return None if changed is None else changed.removeprefix(HEAD).removesuffix("}\n")
 
 
@@ -170,7 +170,7 @@ def test_a_change_is_found_in_whatever_way_it_is_fixed(tmp_path: Path) -> None:
     ]
 
 
-def outcome_of(*states: str, reason: str = "wrong") -> DayOutcome:
+def outcome_of(*states: Status, reason: str = "wrong") -> DayOutcome:
     """Return the outcome of a run whose rungs have these states."""
     rungs = [RungOutcome("p", f"v{i}", "", state, reason) for i, state in enumerate(states)]
     return DayOutcome(1, "day01", "", FAIL if FAIL in states else PASS, rungs=rungs)
@@ -184,8 +184,8 @@ def test_what_fails_by_chance_is_planted_only_if_it_always_fails(
     found = {mutant.kind.name: mutant for mutant in candidates(day)}
     for kind in ("bounds check dropped", "atomic made plain"):
         mutant, root = found[kind], tmp_path / kind / "days"
-        desk = Desk(Options((str(day.number),), days=root), [day], Journal(root.parent))
-        desk._platform = Platform("cuda", "", "", Path(), "")
+        tutor = Tutor(RunOptions((str(day.number),), days=root), [day], Journal(root.parent))
+        tutor._platform = Platform("cuda", "", "", Path(), "")
         challenge = debug_challenge(day, root, mutant.identity, ())
         for outcomes, rejected in (
             ([FAIL] * 3, True),
@@ -193,8 +193,8 @@ def test_what_fails_by_chance_is_planted_only_if_it_always_fails(
             ([PASS] * 3, False),
         ):
             left = iter(outcomes)
-            monkeypatch.setattr(Desk, "_run", lambda *_, **__: outcome_of(PASS, next(left)))  # noqa: B023
-            assert desk._rejected(challenge, Report(colour=False)) == rejected, (kind, outcomes)
+            monkeypatch.setattr(Tutor, "_run", lambda *_, **__: outcome_of(PASS, next(left)))  # noqa: B023
+            assert tutor._rejected(challenge, Report(colour=False)) == rejected, (kind, outcomes)
 
 
 def test_what_the_cpu_backend_does_not_show_is_not_tried_there(
@@ -204,34 +204,34 @@ def test_what_the_cpu_backend_does_not_show_is_not_tried_there(
     day = next(day for day in DAYS if day.number == 36)
     atomic = next(m for m in candidates(day) if m.kind.name in UNSEEN_ON_CPU)
     challenge = debug_challenge(day, tmp_path / "days", atomic.identity, ())
-    desk = Desk(Options((str(day.number),), days=tmp_path / "days"), [day], Journal(tmp_path))
-    monkeypatch.setattr(Desk, "_run", lambda *_, **__: outcome_of(FAIL))
+    tutor = Tutor(RunOptions((str(day.number),), days=tmp_path / "days"), [day], Journal(tmp_path))
+    monkeypatch.setattr(Tutor, "_run", lambda *_, **__: outcome_of(FAIL))
     for device, rejected in (("cpu", False), ("cuda", True)):
-        desk._platform = Platform(device, "", "", Path(), "")
-        assert desk._rejected(challenge, Report(colour=False)) == rejected
+        tutor._platform = Platform(device, "", "", Path(), "")
+        assert tutor._rejected(challenge, Report(colour=False)) == rejected
 
 
 def test_a_change_that_ends_the_process_is_not_planted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day, root = day_to_debug(tmp_path)
-    desk = Desk(Options(("2",), days=root), [day], Journal(tmp_path / "practice"))
+    tutor = Tutor(RunOptions(("2",), days=root), [day], Journal(tmp_path / "practice"))
     challenge = debug_challenge(day, root, "", ())
     died = outcome_of(FAIL, reason="the process died: killed by SIGABRT")
     died.rungs = [*outcome_of(FAIL).rungs, *died.rungs]
-    monkeypatch.setattr(Desk, "_run", lambda *_, **__: died)
-    assert not desk._rejected(challenge, Report(colour=False))
+    monkeypatch.setattr(Tutor, "_run", lambda *_, **__: died)
+    assert not tutor._rejected(challenge, Report(colour=False))
 
 
 def test_a_change_that_is_not_noticed_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     day, root = day_to_debug(tmp_path)
-    desk = Desk(Options(("2",), days=root), [day], Journal(tmp_path / "practice"))
+    tutor = Tutor(RunOptions(("2",), days=root), [day], Journal(tmp_path / "practice"))
     challenge = debug_challenge(day, root, "", ())
     challenge.begin()
-    monkeypatch.setattr(Desk, "_run", lambda *_, **__: outcome_of(PASS))
-    assert desk.check(challenge, Report(colour=False)) == 1
+    monkeypatch.setattr(Tutor, "_run", lambda *_, **__: outcome_of(PASS))
+    assert tutor.check(challenge, Report(colour=False)) == 1
     said = capsys.readouterr().out
     assert "depends on chance" in said and "--sanitize" in said
 
@@ -241,9 +241,9 @@ def test_an_interruption_plants_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     day, root = day_to_debug(tmp_path)
     journal = Journal(tmp_path / "practice")
     report = Report(colour=False)
-    desk = Desk(Options(selected=("2",), days=root), [day], journal)
-    monkeypatch.setattr(Desk, "_rejected", lambda *_: True)
-    first, began = desk.begin(desk.challenge(day, "debug"), report)
+    tutor = Tutor(RunOptions(selected=("2",), days=root), [day], journal)
+    monkeypatch.setattr(Tutor, "_rejected", lambda *_: True)
+    first, began = tutor.begin(tutor.challenge(day, "debug"), report)
     assert began and first.file.exists()
     mine = first.file.read_text() + "// mine\n"
     first.file.write_text(mine)
@@ -251,14 +251,14 @@ def test_an_interruption_plants_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Desk, "_rejected", interrupted)
+    monkeypatch.setattr(Tutor, "_rejected", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        desk.begin(desk.challenge(day, "debug", another=True), report, another=True)
+        tutor.begin(tutor.challenge(day, "debug", another=True), report, another=True)
     assert not first.file.exists()
     assert first.file.with_name("debug.1.cu").read_text() == mine
     assert Journal(tmp_path / "practice").entry(2, "debug").planted == ""
-    monkeypatch.setattr(Desk, "_rejected", lambda *_: True)
-    second, began = desk.begin(desk.challenge(day, "debug"), report)
+    monkeypatch.setattr(Tutor, "_rejected", lambda *_: True)
+    second, began = tutor.begin(tutor.challenge(day, "debug"), report)
     assert began and second.file.read_text() == second.start != first.start
 
 
@@ -271,8 +271,8 @@ def test_headers_are_not_planted() -> None:
 
 def test_a_change_that_is_known_to_survive_is_not_planted(monkeypatch: pytest.MonkeyPatch) -> None:
     day = next(day for day in DAYS if day.number == 5)
-    monkeypatch.setattr(planting, "read_scores", dict)
+    monkeypatch.setattr(debug, "read_scores", dict)
     first = candidates(day)[0].identity
     scores = {5: Score(5, made=1, killed={}, equivalent=0, survived=[first])}
-    monkeypatch.setattr(planting, "read_scores", lambda days: scores)
+    monkeypatch.setattr(debug, "read_scores", lambda days: scores)
     assert first not in [mutant.identity for mutant in candidates(day)]

@@ -11,16 +11,15 @@ import os
 import select
 import signal
 import time
-from typing import Any
 
 import torch
 
 from common.base.outcome import FAIL, PASS, DayOutcome
 from common.base.toolchain import Platform, detect, leave_preload
-from common.practice.mutants.trial import CALL_LIMIT, run_trial
-from common.practice.mutants.tried import Result, Trial, status_of
+from common.mutants.run_trial import CALL_LIMIT, run_trial
+from common.mutants.trial import Result, Trial, status_of
 from common.process.child import Child, describe_exit, fork
-from common.process.events import Progress, Table
+from common.process.events import Progress, Ran
 
 KEPT_DETAILS = 12  # lines that explain a failure
 POLL = 0.05  # seconds between checks of the time limits
@@ -32,7 +31,7 @@ class _Running:
     def __init__(self, number: int, trial: Trial, platform: Platform):
         self.number, self.trial = number, trial
         self.progress = Progress(DayOutcome(0, "", "", PASS))
-        self.used: list[list[Any]] = []
+        self.ran: dict[tuple[str, str], Ran] = {}
         self.began = time.monotonic()
         self.child = fork(lambda channel: run_trial(trial, platform, channel))
 
@@ -44,8 +43,8 @@ class _Running:
             self.child.kill()
         for event in self.child.read():
             self.progress.take(event)
-            if isinstance(event, Table):
-                self.used = event.rows
+            if isinstance(event, Ran):
+                self.ran[event.problem, event.rung] = event
         if not (over or late):
             return None
         result = self._result(late)
@@ -54,16 +53,17 @@ class _Running:
         return result
 
     def _result(self, late: bool) -> Result:
-        progress = self.progress
+        progress, ran = self.progress, list(self.ran.values())
         failed = [rung for rung in progress.outcome.rungs if rung.status == FAIL]
         if failed:
             one = failed[0]
             findings = [finding["what"] for finding in one.findings]
             details = one.details[:KEPT_DETAILS]
-            return Result("failed", one.rung, one.reason, details, findings, self.used)
+            return Result("failed", one.rung, one.reason, details, findings, ran=ran)
         if progress.over:
             statuses = [rung.status for rung in progress.outcome.rungs]
-            return Result(status_of(statuses), used=self.used)
+            planned = [(problem, rung) for problem, rung, _ in progress.planned]
+            return Result(status_of(statuses), planned=planned, ran=ran)
         if late or self.child.exit_code == -signal.SIGALRM:
             limit = self.trial.limit if late else CALL_LIMIT
             reason = f"no end after {limit:.0f} s, while {progress.doing()}"

@@ -18,8 +18,7 @@ from common.base.day_files import Step
 from common.base.days import Day
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
-from common.practice import python_code
-from common.practice.mutants.outline import (
+from common.mutants.outline import (
     Code,
     Function,
     Outline,
@@ -27,6 +26,7 @@ from common.practice.mutants.outline import (
     outlines_of,
     reached_together,
 )
+from common.practice import python_code
 
 T = TypeVar("T")
 

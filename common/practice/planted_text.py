@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 
 from common.cpu.syntax import TokenError, closing, is_op_at, opening, split, statement_end
-from common.practice.mutants.derive import Mutant
-from common.practice.mutants.outline import Code
+from common.mutants.derive import Mutant
+from common.mutants.outline import Code
 
 _INDENT = 2
 _COLUMNS = 100
@@ -30,7 +30,7 @@ class _Change:
     text: str
 
 
-def natural_text(mutant: Mutant) -> str | None:
+def planted_text(mutant: Mutant) -> str | None:
     """Return the changed file for the learner; None if the change would reveal itself in every
     form."""
     original = mutant.code.source

@@ -17,7 +17,7 @@ from common.base.outcome import DayOutcome
 from common.base.toolchain import Platform
 from common.base.where import cores
 from common.report.files import ResultsError, write_atomically
-from common.run.runner import ONE_BY_ONE, Room, devices, free_memory
+from common.run.runner import ONE_BY_ONE, Capacity, devices, free_memory
 
 # Bytes. A day that finds the GPU's memory full is checked again when it has the GPU for itself, so
 # these need not hold for every day.
@@ -29,12 +29,12 @@ WAITING_CPU = 0.5e9  # the same on the CPU backend, for a process without a cont
 MOST_ALIVE = {"cuda": 64, "cpu": 8}  # processes per device
 
 
-def room(platform: Platform, days: int, quick: bool, requested: int = 0) -> Room:
+def capacity(platform: Platform, days: int, quick: bool, requested: int = 0) -> Capacity:
     """Return the limits on the days of a device, for a run of `days` days. requested: days checked
     at a time, 0 for the number that cores and memory allow.
 
     On the CPU the kernels of one day use all cores at times, but most of a check uses one. In a
-    full run on a GPU no more days wait than are checked, since the largest cases need the memory.
+    full run on a GPU fewer days wait, since the largest cases need the memory.
     """
     here = devices(platform, days)
     free, host_cores = free_memory(), cores() // here
@@ -43,19 +43,21 @@ def room(platform: Platform, days: int, quick: bool, requested: int = 0) -> Room
         most = max(2, host_cores // 2)
         checked = requested or _at_least_one(host_cores, most, *_fitting(host, 0.5, CHECKED_HOST))
         waiting = _at_least_one(MOST_ALIVE["cpu"], *_fitting(host, 0.5, WAITING_CPU))
-        return Room(checked, checked if checked == 1 else max(checked, waiting))
+        return Capacity(checked, checked if checked == 1 else max(checked, waiting))
     gpu = free_gpu_memory()
     if gpu is None and not requested:
         return ONE_BY_ONE
     checked = requested or _at_least_one(
         host_cores, *_fitting(gpu, 1.0, CHECKED_GPU), *_fitting(host, 0.5, CHECKED_HOST)
     )
-    if not quick or checked == 1:
-        return Room(checked, checked)
+    if checked == 1:
+        return ONE_BY_ONE
     waiting = _at_least_one(
-        MOST_ALIVE["cuda"], *_fitting(gpu, 0.5, WAITING_GPU), *_fitting(host, 0.5, WAITING_HOST)
+        MOST_ALIVE["cuda"],
+        *_fitting(gpu, 0.5 if quick else 0.3, WAITING_GPU),
+        *_fitting(host, 0.5, WAITING_HOST),
     )
-    return Room(checked, max(checked, waiting))
+    return Capacity(checked, max(checked, waiting))
 
 
 def _fitting(free: float | None, share: float, each: float) -> list[int]:

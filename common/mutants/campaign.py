@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,13 +28,14 @@ from common.base.paths import ROOT
 from common.base.toolchain import Platform, Variant
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict
 from common.cpu import findings
-from common.practice.mutants.arena import Arena
-from common.practice.mutants.derive import Mutant, headers_of, mutants_of, sample, standard
-from common.practice.mutants.heuristics import covered, unfit
-from common.practice.mutants.ledger import Ledger
-from common.practice.mutants.outline import Declaration, outline
-from common.practice.mutants.tried import Result, Trial
-from common.practice.mutants.workshop import Programs, Workshop
+from common.mutants.derive import Mutant, headers_of, mutants_of, sample, standard
+from common.mutants.heuristics import covered, unfit
+from common.mutants.known_verdicts import KnownVerdicts
+from common.mutants.outline import Declaration, outline
+from common.mutants.partial_builds import PartialBuilds, Programs
+from common.mutants.trial import Result, Trial
+from common.mutants.trial_process import TrialProcess
+from common.process.events import Ran
 
 WATCHING: tuple[Variant, ...] = ("trace", "address")
 DAYS_AT_A_TIME = 3  # keeps cores busy while the last mutants of a day are tried
@@ -114,7 +115,7 @@ class _Rung:
 
 @dataclass(frozen=True)
 class _Todo:
-    """A mutant to judge. rungs: those that reach its function. key: of its verdict in the ledger.
+    """A mutant to judge. rungs: those that reach its function. key: of its verdict.
     known: the verdict of an earlier run."""
 
     mutant: Mutant
@@ -143,7 +144,7 @@ class Campaign:
         self._first = ThreadPoolExecutor(jobs)
         self._days = ThreadPoolExecutor(DAYS_AT_A_TIME)
         self._scratch = tempfile.TemporaryDirectory(prefix="hundred-days-mutants-")
-        self._arenas: dict[Variant, Arena] = {}
+        self._processes: dict[Variant, TrialProcess] = {}
         self._lock = threading.Lock()
 
     def start(self, days: Sequence[Day]) -> list[Future[DayReport]]:
@@ -166,13 +167,13 @@ class Campaign:
             pool.shutdown(cancel_futures=True)
         self._scratch.cleanup()
 
-    def arena(self, variant: Variant) -> Arena:
+    def trial_process(self, variant: Variant) -> TrialProcess:
         """Return the process that runs trials in this variant. Raise FileNotFoundError if the
         compiler lacks it."""
         with self._lock:
-            if variant not in self._arenas:
-                self._arenas[variant] = Arena(self.platform, variant, self.programs)
-            return self._arenas[variant]
+            if variant not in self._processes:
+                self._processes[variant] = TrialProcess(self.platform, variant, self.programs)
+            return self._processes[variant]
 
     def _try_day(self, day: Day) -> DayReport:
         folder = Path(self._scratch.name) / day.name
@@ -188,8 +189,8 @@ class _DayCampaign:
 
     def __init__(self, campaign: Campaign, day: Day, folder: Path):
         self.campaign, self.day, self.folder = campaign, day, folder
-        self.ledger = Ledger(day.name, campaign.choice.fresh)
-        self._shops: dict[Variant, Workshop] = {}
+        self.known_verdicts = KnownVerdicts(day.name, campaign.choice.fresh)
+        self._builds: dict[Variant, PartialBuilds] = {}
         self._baselines: dict[_Checked, Future[Result]] = {}
         self._lock = threading.Lock()
         self._building = threading.Lock()
@@ -198,11 +199,11 @@ class _DayCampaign:
         self._otherwise: set[Pair] = set()  # rungs with a custom build: not watched
         self._key = self._common_key()
 
-    def shop(self, variant: Variant = "plain") -> Workshop:
-        """Return the workshop that builds the day's sources in this variant."""
+    def builds(self, variant: Variant = "plain") -> PartialBuilds:
+        """Return the builds of the day's sources in this variant."""
         with self._building:
-            if variant not in self._shops:
-                self._shops[variant] = Workshop(
+            if variant not in self._builds:
+                self._builds[variant] = PartialBuilds(
                     self.day,
                     self.campaign.platform,
                     self.folder,
@@ -210,7 +211,7 @@ class _DayCampaign:
                     variant,
                     many=self._many,
                 )
-            return self._shops[variant]
+            return self._builds[variant]
 
     def run(self) -> DayReport:
         """Try all mutants and return the report."""
@@ -281,21 +282,22 @@ class _DayCampaign:
         """Return the day's rungs that run here, from a quick check of the original. Raise DayUnfit
         if one does not pass."""
         key = digest([self._key, "baseline", *self._texts().values()])
-        data = self.ledger.get(key)
+        data = self.known_verdicts.get(key)
         if data is None:
-            shop = self.shop()
-            objects = [shop.original(s, frozenset(bound)) for s, bound in shop.operators.items()]
-            library = shop.library(objects, "baseline")
-            listed = self.campaign.arena("plain").run(self._trial(library, (), 60.0))
+            builds = self.builds()
+            objects = [
+                builds.original(s, frozenset(bound)) for s, bound in builds.operators.items()
+            ]
+            library = builds.library(objects, "baseline")
+            listed = self.campaign.trial_process("plain").run(self._trial(library, (), 60.0))
             if listed.status == "died":
                 raise DayUnfit(f"the day cannot be loaded: {listed.reason}")
-            arena = self.campaign.arena("plain")
+            trial_process = self.campaign.trial_process("plain")
             futures = [
                 self.campaign.submit_first(
-                    arena.run,
-                    replace(self._trial(library, ((row[0], row[1]),), 300.0), quick=True),
+                    trial_process.run, replace(self._trial(library, (pair,), 300.0), quick=True)
                 )
-                for row in listed.used
+                for pair in listed.planned
             ]
             results = [future.result() for future in futures]
             for result in results:
@@ -304,29 +306,30 @@ class _DayCampaign:
                         f"{result.rung}, as it is, does not pass: {result.reason}; "
                         f"python run_day.py {self.day.number} --device cpu says more"
                     )
-            data = {"rows": [row for r in results for row in r.used if r.status == "passed"]}
-            self.ledger.put(key, data)
-        rows = data["rows"]
-        assert isinstance(rows, list)
+            passed = [result for result in results if result.status == "passed"]
+            data = {"ran": [asdict(ran) for result in passed for ran in result.ran]}
+            self.known_verdicts.put(key, data)
+        known = data["ran"]
+        assert isinstance(known, list)
         found = [
-            _Rung((row[0], row[1]), float(row[3]), frozenset(filter(None, row[4].split(","))))
-            for row in rows
+            _Rung((ran.problem, ran.rung), ran.seconds, frozenset(ran.operators))
+            for ran in (Ran(**each) for each in known)
         ]
         return sorted(found, key=lambda rung: rung.seconds)
 
     def _reached(self, rungs: Sequence[_Rung]) -> dict[Path, list[Declaration]]:
         """Return, for each file, the declarations that the rungs use; if a rung's operators are
         unknown, those of all sources, and those that all operators use in the headers."""
-        shop = self.shop()
+        builds = self.builds()
         if any(self._unknown(rung) for rung in rungs):
-            every = {name for bound in shop.operators.values() for name in bound}
-            whole = {source: shop.outlines[source].reached() for source in shop.operators}
-            return shop.reached(every) | whole
-        return shop.reached({name for rung in rungs for name in rung.operators})
+            every = {name for bound in builds.operators.values() for name in bound}
+            whole = {source: builds.outlines[source].reached() for source in builds.operators}
+            return builds.reached(every) | whole
+        return builds.reached({name for rung in rungs for name in rung.operators})
 
     def _unknown(self, rung: _Rung) -> bool:
         """Return True if the rung, because of a custom build, calls no operator of the sources."""
-        return not any(rung.operators & bound for bound in self.shop().operators.values())
+        return not any(rung.operators & bound for bound in self.builds().operators.values())
 
     def _rungs_of(self, mutant: Mutant, rungs: list[_Rung]) -> list[_Rung]:
         """Return the rungs that reach the mutant's function."""
@@ -342,7 +345,7 @@ class _DayCampaign:
     def _todo(self, mutant: Mutant, rungs: list[_Rung]) -> _Todo:
         tried = self._rungs_of(mutant, rungs)
         key = self._mutant_key(mutant, tried)
-        return _Todo(mutant, tried, key, self.ledger.verdict(key))
+        return _Todo(mutant, tried, key, self.known_verdicts.verdict(key))
 
     def _judge(self, todo: _Todo) -> Verdict:
         mutant, key, verdict = todo.mutant, todo.key, todo.known
@@ -354,10 +357,10 @@ class _DayCampaign:
                 verdict = self._try_with_enough(mutant, todo.rungs, name)
             finally:
                 with self._building:
-                    shops = list(self._shops.values())
-                for shop in shops:
-                    shop.remove(name)
-            self.ledger.put(key, verdict.to_json())
+                    every = list(self._builds.values())
+                for builds in every:
+                    builds.remove(name)
+            self.known_verdicts.put(key, verdict.to_json())
         reason = self.day.equivalent.get(mutant.identity) or covered(self.day, mutant)
         if reason and verdict.status == SURVIVED:
             verdict = replace(verdict, status=EQUIVALENT, by="declared", reason=reason)
@@ -372,7 +375,7 @@ class _DayCampaign:
                 return self._try(mutant, rungs, name)
             except _TooFew:
                 self._whole.add(pairs)
-        every = frozenset(n for bound in self.shop().operators.values() for n in bound)
+        every = frozenset(n for bound in self.builds().operators.values() for n in bound)
         return self._try(mutant, [replace(rung, operators=every) for rung in rungs], name)
 
     def _try(self, mutant: Mutant, rungs: list[_Rung], name: str) -> Verdict:
@@ -382,7 +385,7 @@ class _DayCampaign:
         )
         try:
             began = time.monotonic()
-            library = self._build(self.shop(), mutant, operators, name)
+            library = self._build(self.builds(), mutant, operators, name)
             verdict.build_s = time.monotonic() - began
         except BuildError as error:
             verdict.status = STILLBORN
@@ -400,7 +403,7 @@ class _DayCampaign:
             raise _TooFew(f"{usual.rung or 'the day'}, built otherwise, fails: {usual.reason}")
         limit = min(LONGEST, 30 + SLOWER * sum(rung.seconds for rung in rungs))
         folder = self._moved(mutant, name) if self.day.other_sources else ""
-        plain = self.campaign.arena("plain")
+        plain = self.campaign.trial_process("plain")
         if _NEEDS.match(mutant.original):
             # Quick, as --model --quick: bad input does not depend on the simulated card.
             for model in OTHER_CARDS:
@@ -420,7 +423,7 @@ class _DayCampaign:
         if result.status in BAD:
             return _killed(verdict, result, _by(result))
         skipped = _no_longer_run(usual, result)
-        if not skipped and any(int(row[5]) for row in result.used):
+        if not skipped and any(ran.left_out for ran in result.ran):
             whole = self._check_original("plain", pairs, operators, whole=True)
             skipped = _leaves_out_more(whole, result)
         if skipped:
@@ -456,32 +459,32 @@ class _DayCampaign:
             return _killed(verdict, result, "sanitizer: orders")
         return verdict
 
-    def _build(self, shop: Workshop, mutant: Mutant, operators: set[str], name: str) -> Path:
+    def _build(self, builds: PartialBuilds, mutant: Mutant, operators: set[str], name: str) -> Path:
         """Return a library of the sources that the mutant changes and of the others that it
         needs."""
         change = (mutant.source, mutant.text())
-        holding = shop.holding(mutant.source, operators)
-        built = [shop.changed(s, change, mine, name) for s, mine in holding.items()]
-        needed = shop.needed(operators)
-        others = [shop.original(s, mine) for s, mine in needed.items() if s not in holding]
-        return shop.library([*built, *others], name)
+        holding = builds.holding(mutant.source, operators)
+        built = [builds.changed(s, change, mine, name) for s, mine in holding.items()]
+        needed = builds.needed(operators)
+        others = [builds.original(s, mine) for s, mine in needed.items() if s not in holding]
+        return builds.library([*built, *others], name)
 
     def _is_original(self, mutant: Mutant, operators: set[str], name: str) -> bool:
         """Return True if the mutant has the same machine code as the original."""
-        shop = self.shop()
+        builds = self.builds()
         change = (mutant.source, mutant.text())
-        holding = shop.holding(mutant.source, operators)
-        return all(shop.same_code(s, change, mine, name) for s, mine in holding.items())
+        holding = builds.holding(mutant.source, operators)
+        return all(builds.same_code(s, change, mine, name) for s, mine in holding.items())
 
     def _narrowed(self, mutant: Mutant, operators: set[str]) -> list[str]:
         """Return the findings of the row "indices" of `--sanitize` for the mutant, without the
         original's."""
-        shop = self.shop()
+        builds = self.builds()
         change = (mutant.source, mutant.text())
         found = Counter[str]()
-        for source, mine in shop.holding(mutant.source, operators).items():
-            before = Counter(shop.original_narrowed(source, mine))
-            found |= Counter(shop.narrowed(source, change, mine)) - before
+        for source, mine in builds.holding(mutant.source, operators).items():
+            before = Counter(builds.original_narrowed(source, mine))
+            found |= Counter(builds.narrowed(source, change, mine)) - before
         return list(found.elements())
 
     def _watched(
@@ -490,7 +493,7 @@ class _DayCampaign:
         """Return the failure of a check in a build that watches memory; None if it passes. Raise
         Unwatched."""
         try:
-            arena = self.campaign.arena(variant)
+            trial_process = self.campaign.trial_process(variant)
         except FileNotFoundError as error:
             raise Unwatched(str(error)) from None
         usual = {r.pair: self._check_original(variant, (r.pair,), r.operators) for r in rungs}
@@ -499,12 +502,12 @@ class _DayCampaign:
             rung, why = next((pair[1], result.reason) for pair, result in usual.items())
             raise Unwatched(f"where {rung} as it is does not pass: {why}")
         try:
-            library = self._build(self.shop(variant), mutant, operators, name)
+            library = self._build(self.builds(variant), mutant, operators, name)
         except BuildError as error:  # it compiles as a plain build: a limit of this build
             raise Unwatched(f"which does not compile: {str(error).splitlines()[0]}") from None
         limit = 60 + 10 * sum(usual[pair].seconds for pair in pairs)
         trial = replace(self._trial(library, pairs, limit), quick=_few_cases(variant), watched=True)
-        result = arena.run(trial)
+        result = trial_process.run(trial)
         if result.status == "late":  # the plain check ended
             raise Unwatched(f"which has no end after {limit:.0f} s")
         return result if result.status in BAD else None
@@ -540,15 +543,15 @@ class _DayCampaign:
         model: str,
         whole: bool,
     ) -> Result:
-        shop = self.shop(variant)
-        objects = [shop.original(s, mine) for s, mine in shop.needed(operators).items()]
-        objects = objects or [shop.original(s, frozenset()) for s in self.day.library_sources]
+        builds = self.builds(variant)
+        objects = [builds.original(s, mine) for s, mine in builds.needed(operators).items()]
+        objects = objects or [builds.original(s, frozenset()) for s in self.day.library_sources]
         words = [word for pair in pairs for word in pair]
         words += [*sorted(operators), model, str(whole)]
-        library = shop.library(objects, f"original-{digest(words)}")
+        library = builds.library(objects, f"original-{digest(words)}")
         trial = replace(self._trial(library, pairs, 300.0), model=model)
         quick = _few_cases(variant) and not whole
-        return self.campaign.arena(variant).run(
+        return self.campaign.trial_process(variant).run(
             replace(trial, quick=quick, watched=variant != "plain")
         )
 
@@ -586,7 +589,7 @@ class _DayCampaign:
         folders = [ROOT / "common" / name for name in _JUDGES]
         files = [p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file()]
         files = [p for p in files if "__pycache__" not in p.parts and p.suffix != ".md"]
-        names = ("trial.py", "referee.py", "workshop.py", "campaign.py")
+        names = ("trial.py", "referee.py", "builds.py", "campaign.py")
         files += [Path(__file__).with_name(name) for name in names]
         for source in self.day.library_sources:
             files += sources_of(source)
@@ -623,16 +626,17 @@ def _killed(verdict: Verdict, result: Result, by: str) -> Verdict:
 def _no_longer_run(usual: Result, result: Result) -> str:
     """Return a rung that the original runs and the mutant skips, since the card lacks something
     now, or ""."""
-    ran = {(row[0], row[1]) for row in usual.used if row[2] != SKIP}
-    return next((row[1] for row in result.used if row[2] == SKIP and (row[0], row[1]) in ran), "")
+    run = {(ran.problem, ran.rung) for ran in usual.ran if ran.status != SKIP}
+    skipped = [ran for ran in result.ran if ran.status == SKIP]
+    return next((ran.rung for ran in skipped if (ran.problem, ran.rung) in run), "")
 
 
 def _leaves_out_more(usual: Result, result: Result) -> str:
     """Return a rung that the mutant, tried on all cases, checks on fewer than the original, since
     the card lacks something for the others now, or ""."""
-    left_out = {(row[0], row[1]): int(row[5]) for row in usual.used}
-    pairs = ((row[0], row[1], int(row[5])) for row in result.used)
-    return next((rung for problem, rung, n in pairs if n > left_out.get((problem, rung), n)), "")
+    before = {(ran.problem, ran.rung): ran.left_out for ran in usual.ran}
+    more = [r for r in result.ran if r.left_out > before.get((r.problem, r.rung), r.left_out)]
+    return more[0].rung if more else ""
 
 
 def _by(result: Result) -> str:

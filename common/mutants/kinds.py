@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from common.cpu.launches import configuration
 from common.cpu.syntax import TokenError, closing, is_op_at, opening, split, statement_end
-from common.practice.mutants.outline import Code, Function
+from common.mutants.outline import Code, Function
 
 
 @dataclass(frozen=True)
