@@ -105,7 +105,7 @@ class KnownMutants:
 
     equivalent: reason by the mutant's identity, as `--mutants` prints it. heuristics: reason by
     function, named as identities begin ("boxes.cuh: split_time"), for functions that only choose
-    among ways to compute the same (common/practice/mutants/heuristics.py).
+    among ways to compute the same (common/mutants/heuristics.py).
     """
 
     equivalent: dict[str, str] = field(default_factory=dict)

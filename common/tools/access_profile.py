@@ -11,6 +11,7 @@ from typing import Any
 
 from common.base.days import Day, load_lesson
 from common.base.declaration import Problem, Rung
+from common.base.options import RunOptions
 from common.base.outcome import PASS, SKIP, RungOutcome, Skip
 from common.base.toolchain import Platform
 from common.bench.counters import LAUNCH, SECTORS, WAVEFRONTS
@@ -26,10 +27,10 @@ from common.cpu.access_table import (
 )
 from common.cpu.findings import LineCounts, Trace
 from common.process.events import Channel, Finished, Over, Planned, Stage, Table
-from common.process.worker import Work, load_rung
+from common.process.worker import chosen_problems, load_rung
 
 
-def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Count the accesses of each rung, and send a table for each.
 
     platform: with the variant "trace".
@@ -37,7 +38,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
-    problems = work.of(load_lesson(day))
+    problems = chosen_problems(load_lesson(day), options)
     channel.emit(Planned([[p.name, r.name, r.idea] for p in problems for r in p.rungs]))
     for problem in problems:
         case = problem.timing_case("cpu")
