@@ -22,18 +22,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import geometric_mean
 
+from common.base.course_parts import part_of
 from common.base.day_files import Step
 from common.base.days import FURTHER_SHOWS, Day, discover
 from common.base.figures import counted, duration, library_name, numbers, printable, ratio
 from common.base.ladder import has_ladder
 from common.base.outcome import PASS, RungOutcome
-from common.base.parts import part_of
 from common.base.toolchain import sm
 from common.base.verdict import Score
 from common.base.where import versions
-from common.report.climb import climb, steps_of
 from common.report.columns import MARKDOWN, PROGRESS, in_markdown, markdown_table
 from common.report.files import ResultsError
+from common.report.front_chart import climb, steps_of
 from common.report.glossary import glossary
 from common.report.in_python import python_block
 from common.report.plot import plot

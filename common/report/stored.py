@@ -21,10 +21,10 @@ from typing import Any
 
 from common.base.day_files import DayFileError, text_of
 from common.base.days import Day, discover, load_lesson
+from common.base.decoding import PlainError, decode, parse
 from common.base.figures import numbers
 from common.base.outcome import FAIL, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.paths import ROOT
-from common.base.plain import PlainError, decode, parse
 from common.base.verdict import Score
 from common.base.where import slug
 from common.report import markdown
