@@ -323,8 +323,9 @@ def parser() -> Parser:
     out.add_argument(
         "--write",
         action="store_true",
-        help="store the results and write progress.md and the days' READMEs; "
-        "without a day, only write these anew",
+        help="store the results and write progress.md and the days' READMEs; without a day, only "
+        "write these anew; with --compile-only, or --profile --device cpu, store the evidence of "
+        "the kernels",
     )
     out.add_argument(
         "--from",
@@ -419,8 +420,14 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--write stores complete results: not with --quick or --no-bench")
     if args.write and args.rungs:
         p.error("--write stores whole days: not with --rungs")
-    if args.write and args.mode not in ("run", "mutants"):
-        p.error("--write stores times: not with --compile-only, --sanitize, --profile or --draw")
+    if args.write and args.mode in ("sanitize", "draw"):
+        p.error("--write stores times: not with --sanitize or --draw")
+    if args.write and args.mode == "compile-only":
+        if "archs" in args:
+            p.error("--compile-only --write is for the GPU of the stored results: not with --arch")
+        args.archs = ("9.0a",)
+    if args.write and args.mode == "profile" and args.device != "cpu":
+        p.error("--profile --write stores the evidence of kernels: it goes with --device cpu")
     if (args.source or args.merge or args.compare) and args.selected:
         p.error("--from, --merge and --compare take files, no days")
     if args.compare and (args.source or args.merge or args.write or args.json):

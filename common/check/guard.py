@@ -21,6 +21,7 @@ BAND = 16 * 1024  # bytes before and after each tensor
 ALLOCATED = "that the operator allocates"  # end of a tensor's name until it is known as an output
 ALIGNMENT = 256  # bytes: guaranteed by cudaMalloc, and assumed by kernels with 16-byte loads
 
+_INDICES = (torch.int32, torch.int64)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # The bodies of all tensors of one memory carry this tag; the bands carry the tensor's own.
@@ -105,6 +106,7 @@ class _Record:
     shape: tuple[int, ...]
     name: str
     poison: int  # of the bands
+    around: Tensor | None = None  # the content of both bands, if it is not poison
     fresh: tuple[int, int] = (0, 0)  # of the body
 
     def __str__(self) -> str:
@@ -116,6 +118,22 @@ class _Record:
         integer = _INTEGERS[self.dtype.itemsize]
         before, after = self.buffer[: self.start], self.buffer[self.start + self.size :]
         return before.view(integer), after.view(integer)
+
+    def changed(self) -> tuple[Tensor, Tensor]:
+        """Return bool masks of the elements of both bands that were written."""
+        before, after = self.bands()
+        if self.around is None:
+            return before != self.poison, after != self.poison
+        return before != self.around[: len(before)], after != self.around[len(before) :]
+
+    def surround(self, values: Tensor) -> None:
+        """Fill the bands with these values, again and again."""
+        before, after = self.bands()
+        length = len(before) + len(after)
+        some = bits(values).flatten()[:length]
+        self.around = some.repeat(-(-length // len(some)) if length else 1)[:length]
+        before.copy_(self.around[: len(before)])
+        after.copy_(self.around[len(before) :])
 
 
 @dataclass(frozen=True)
@@ -203,11 +221,15 @@ class GuardedMemory:
 
     def copy_of(self, tensor: Tensor, name: str = "") -> Tensor:
         """Return a copy of `tensor` in guarded memory of its kind, with its strides and
-        misalignment."""
+        misalignment. In variant 1, the bands around indices hold valid ones: a kernel that reads
+        too many would leave out numbers that are none."""
         shift = tensor.data_ptr() % 16 // tensor.element_size()
         place = (tensor.dtype, tensor.device, name, tensor.is_pinned(), shift)
         if tensor.is_contiguous():
-            return self.empty(tensor.shape, *place).copy_(tensor)
+            copy = self.empty(tensor.shape, *place).copy_(tensor)
+            if self.variant == 1 and tensor.dtype in _INDICES and tensor.numel():
+                self._records[-1].surround(tensor)
+            return copy
         strides = tensor.stride()
         steps = zip(tensor.shape, strides, strict=True)
         extent = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
@@ -298,18 +320,18 @@ class GuardedMemory:
         Synchronises with the device if there is a band to compare.
         """
         sides = [
-            (record, side, band)
+            (record, side, changed)
             for record in self._records
-            for side, band in zip(("before", "after"), record.bands(), strict=True)
+            for side, changed in zip(("before", "after"), record.changed(), strict=True)
         ]
-        touched = values_of([(band != record.poison).any() for record, _, band in sides])
+        touched = values_of([changed.any() for _, _, changed in sides])
         found: list[str] = []
-        for (record, side, band), wrong in zip(sides, touched, strict=True):
+        for (record, side, changed), wrong in zip(sides, touched, strict=True):
             if not wrong:
                 continue
-            items = (band != record.poison).nonzero().flatten()
+            items = changed.nonzero().flatten()
             if side == "before":
-                where = f"nearest: {_elements(band.numel() - int(items[-1]))} before its start"
+                where = f"nearest: {_elements(changed.numel() - int(items[-1]))} before its start"
             else:
                 where = f"nearest: {_elements(int(items[0]) + 1)} past its end"
             found.append(f"{record}: {_elements(items.numel())} written {side} it, {where}")

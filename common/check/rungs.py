@@ -13,7 +13,7 @@ from common.check.call import Failure, judge, outputs_of
 from common.check.cases import largest, quick_cases, several_blocks, until_own_kernel
 from common.check.expected import RAISED, Expected, ProblemError, rolled_samples, signature_of
 from common.check.lacks import Lacking
-from common.check.random_case import SEED_VARIABLE, random_case, session_seed
+from common.check.random_case import SEED_VARIABLE, random_cases, session_seed
 from common.check.steps.captured import graph
 from common.check.steps.case_run import CaseRun
 from common.check.steps.causes import explained, with_further_causes
@@ -123,7 +123,7 @@ def check_rung(
     - a second call on other inputs, then one on the first input with other poison, give equal bits;
     - on the CPU every thread order, and late streams; on CUDA a busy
       side stream and a CUDA graph replayed with changed input; gradients if the problem has them;
-    - unless quick, one case of a random shape (common/check/random_case.py).
+    - unless quick, cases of random shapes (common/check/random_case.py).
 
     A case that the rung refuses because the card lacks something (common/check/lacks.py) is left
     out, with a remark. Raise Skip, naming what the card lacks, if this holds for all cases.
@@ -251,28 +251,26 @@ def _beyond_results(
                 return failure.about(problem.case_words(case))
     if quick:
         return None
-    found = _random_case(problem, run_of, cases)
+    found = _random_cases(problem, run_of, cases)
     if found is not None or not backend.watches_calls:
         return found
     return _small_cards(problem, run_of, cases)
 
 
-def _random_case(
+def _random_cases(
     problem: Problem, run_of: Callable[[Case], CaseRun], cases: Sequence[Case]
 ) -> Failure | None:
-    """Check a case of a random shape, which must be right, or refused by name."""
-    case = random_case(cases, f"{problem.name} {session_seed()}")
-    if case is None:
-        return None
-    try:
-        run = run_of(case)
-    except (ProblemError, *RAISED):
-        return None  # a shape that the problem's inputs or its reference do not support
-    failure = run.right_or_refused()
-    if failure is None:
-        return None
-    again = f"{SEED_VARIABLE}={session_seed()} repeats it"
-    return failure.about(f"{problem.case_words(case)}, a random case ({again})")
+    """Check cases of random shapes, each of which must be right, or refused by name."""
+    for case in random_cases(cases, f"{problem.name} {session_seed()}"):
+        try:
+            run = run_of(case)
+        except (ProblemError, *RAISED):
+            continue  # a shape that the problem's inputs or its reference do not support
+        failure = run.right_or_refused()
+        if failure is not None:
+            again = f"{SEED_VARIABLE}={session_seed()} repeats it"
+            return failure.about(f"{problem.case_words(case)}, a random case ({again})")
+    return None
 
 
 def _small_cards(

@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.base.cache import keep_compilers_caches
+from common.base.ceilings import ceilings_of
+from common.base.compiling import BuildError
 from common.base.day_files import DayFileError, text_of
-from common.base.days import Day
+from common.base.days import Day, read_day
 from common.base.options import RunOptions
-from common.base.outcome import FAIL, PASS, DayOutcome
+from common.base.outcome import FAIL, PASS, DayOutcome, Skip
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import cores, where
@@ -21,8 +23,8 @@ from common.cpu import libraries, models
 from common.practice.steps import linked_for
 from common.process.child import Child, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress, Step
+from common.report import markdown, stored
 from common.report import runs as reports
-from common.report import stored
 from common.report.drawn_call import DrawnRungs
 from common.report.files import ResultsError, check_writable, write_atomically
 from common.report.terminal import Report
@@ -48,6 +50,7 @@ from common.run.selection import Selection, SelectionError, select
 
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
+NO_CEILINGS = "this GPU's ceilings are unknown, so no shares are shown: run_day.py 50 measures them"
 NO_DRAWING_ON_GPU = "drawn on the CPU backend, which sees every access; a GPU does not tell them"
 
 
@@ -221,6 +224,8 @@ def prepare(options: RunOptions, selection: Selection, report: Report) -> Platfo
         platform = detect("cpu")
         report.text(f"note: {NO_DRAWING_ON_GPU}", "yellow")
     report.times = platform.device == "cuda"
+    if report.times and options.bench and ceilings_of(platform.gpu) is None:
+        report.text(f"note: {NO_CEILINGS}", "yellow")
     if options.mode in ("profile", "draw") and platform.device == "cpu":
         platform = replace(platform, variant="trace")
     for note in selection.notes:
@@ -277,6 +282,7 @@ def make_runner(
 ) -> Runner:
     """Return the runner of the days, as the options request."""
     from common.build import day_build, nvcc
+    from common.tools.kernel_evidence import compile_kernels
 
     if options.mode == "compile-only":
         archs = list(options.archs)
@@ -285,7 +291,7 @@ def make_runner(
             platform,
             options,
             None,
-            lambda day: nvcc.compile_only(day, archs),
+            compile_kernels if options.write else lambda day: nvcc.compile_only(day, archs),
             lambda day: False,
             report,
         )
@@ -373,9 +379,32 @@ def _store(
             write_atomically(svg, DrawnRungs.of(rungs).svg())
             report.text(f"wrote {svg}")
         if write:
-            for text in stored.store(run, options.days.parent):
+            if options.mode in ("compile-only", "profile"):
+                lines = _store_evidence(options, outcomes)
+            else:
+                lines = stored.store(run, options.days.parent)
+            for text in lines:
                 report.text(text)
     except ResultsError as error:
         report.text(str(error), "red")
         return False
     return True
+
+
+def _store_evidence(options: RunOptions, outcomes: Sequence[DayOutcome]) -> list[str]:
+    """Store the evidence of the passed days' kernels; return messages. Raise ResultsError."""
+    from common.tools.kernel_evidence import EvidenceError, gather
+
+    said, found = [], []
+    for outcome in outcomes:
+        if reason := stored.unfit(outcome):
+            said.append(f"day {outcome.number} is not stored: {reason}")
+            continue
+        try:
+            day = read_day(options.days / outcome.name).with_further()
+            before = markdown.read_evidence(day)
+            profile = outcome.rungs if options.mode == "profile" else ()
+            found.append(gather(day, profile, before))
+        except (Skip, EvidenceError, BuildError) as error:
+            said.append(f"day {outcome.number} is not stored: {error}")
+    return said + stored.store_evidence(found, options.days.parent)

@@ -421,6 +421,39 @@ def test_copying_the_band_of_the_input_is_seen() -> None:
         rejected(copy, "past its end", problem=problem)
 
 
+def test_an_index_beyond_the_end_is_no_other_number_to_be_left_out() -> None:
+    """In one of the calls, valid indices surround those of an argument."""
+
+    def gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(index.numel(), dtype=x.dtype)
+        for place, i in enumerate(index.tolist()):
+            if 0 <= i < x.numel():
+                y[place] += x[i]
+        return y
+
+    def too_many(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        more = torch.as_strided(index, (index.numel() + 1,), (1,), index.storage_offset())
+        found = gathered(x, more)
+        return found[:-1] + 0 * found[0] + found[-1]
+
+    problem = softmax_problem(
+        inputs=lambda case, draw: (
+            draw(*case.shape),
+            draw(9, dtype="int64", low=0, high=case.shape[0]),
+        ),
+        reference=lambda x, index: x[index],
+        cases=grid([(7,)], ["float32"]),
+    )
+    assert check(gathered, problem).failure is None
+    rejected(too_many, "with large numbers in fresh memory", problem=problem)
+
+    def writes(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        torch.as_strided(index, (1,), (1,), index.storage_offset() + index.numel()).fill_(-1)
+        return gathered(x, index)
+
+    rejected(writes, "argument index", "1 element written after it", problem=problem)
+
+
 def test_stale_output_is_rejected() -> None:
     cache: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
 

@@ -25,5 +25,6 @@ PROBLEMS = (
         _rung("twice_left_rightly"),
         _rung("twice_mask"),
         _rung("twice_unwritten"),
+        _rung("twice_fresh"),
     ),
 )
