@@ -30,6 +30,7 @@ from common.check.device import Backend
 from common.check.draw import Draw
 from common.check.expected import evaluate, map_tensors, message_of, signature_of, tensors_of
 from common.check.lacks import lacking
+from common.check.random_case import SEED_VARIABLE, session_seed
 from common.check.rungs import check_outputs
 
 PYTORCH = "pytorch"
@@ -194,7 +195,8 @@ def time_problem(
             )
             continue
         if (failure := wrong[contender.name]) is not None:
-            results[contender.name] = f"wrong after timing: {failure}"
+            again = f"{SEED_VARIABLE}={session_seed()} repeats it"
+            results[contender.name] = f"wrong after timing ({again}): {failure}"
             continue
         if contender in slow and (
             kept := _still_slow(problem, case, backend, inputs, contender, medians[contender.name])
@@ -637,8 +639,8 @@ def _still_slow(
 ) -> str:
     """Return the message for a call that takes far longer on fresh inputs each time, or ""."""
     times = []
-    for _ in range(TRIES):
-        draw_into(problem, case, backend, inputs)
+    for attempt in range(1, 1 + TRIES):
+        draw_into(problem, case, backend, inputs, attempt)
         contender.refill()
         times.append(_seconds_once(backend, contender))
         if not too_slow(backend, median, times[-1]):
