@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C during the imports ends the process without a traceback; a run sets other handlers.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import difflib
 import errno
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
-from common.base.options import RunOptions
+from common.base.options import TIME_LIMIT, RunOptions
 from common.base.paths import DAYS
 
 EXAMPLES = """\
@@ -202,7 +207,8 @@ def parser() -> Parser:
         type=positive,
         default=0.0,
         metavar="S",
-        help="seconds that a day may run; default: 120 on a GPU, 300 on the CPU",
+        help=f"seconds that a day may run; default: {TIME_LIMIT['cuda']:.0f} on a GPU, "
+        f"{TIME_LIMIT['cpu']:.0f} on the CPU",
     )
     how.add_argument(
         "--shard",
@@ -317,8 +323,9 @@ def parser() -> Parser:
     out.add_argument(
         "--write",
         action="store_true",
-        help="store the results and write progress.md and the days' READMEs; "
-        "without a day, only write these anew",
+        help="store the results and write progress.md and the days' READMEs; without a day, only "
+        "write these anew; with --compile-only, or --profile --device cpu, store the evidence of "
+        "the kernels",
     )
     out.add_argument(
         "--from",
@@ -413,8 +420,14 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--write stores complete results: not with --quick or --no-bench")
     if args.write and args.rungs:
         p.error("--write stores whole days: not with --rungs")
-    if args.write and args.mode not in ("run", "mutants"):
-        p.error("--write stores times: not with --compile-only, --sanitize, --profile or --draw")
+    if args.write and args.mode in ("sanitize", "draw"):
+        p.error("--write stores times: not with --sanitize or --draw")
+    if args.write and args.mode == "compile-only":
+        if "archs" in args:
+            p.error("--compile-only --write is for the GPU of the stored results: not with --arch")
+        args.archs = ("9.0a",)
+    if args.write and args.mode == "profile" and args.device != "cpu":
+        p.error("--profile --write stores the evidence of kernels: it goes with --device cpu")
     if (args.source or args.merge or args.compare) and args.selected:
         p.error("--from, --merge and --compare take files, no days")
     if args.compare and (args.source or args.merge or args.write or args.json):
@@ -589,11 +602,8 @@ def compare_reports(args: argparse.Namespace, root: Path) -> int:
     return command.compare_reports(old, new, args.threshold / 100, args.html, root, args.colour)
 
 
-def prepare_process() -> None:
-    """Replace closed streams and a Ctrl-C handler that prints a traceback, before anything runs."""
-    # Ctrl-C during the imports ends the process without a traceback; a run sets other handlers.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+def replace_closed_streams() -> None:
+    """Replace closed streams, before anything runs."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:  # closed by the shell (>&-): the next file would get its number
@@ -604,7 +614,7 @@ def prepare_process() -> None:
 
 
 if __name__ == "__main__":
-    prepare_process()
+    replace_closed_streams()
     if "--in-process" not in sys.argv:  # which a tool watches
         from common.run.supervisor import go_on_supervised
 

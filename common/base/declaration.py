@@ -6,6 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,10 +84,10 @@ class Tolerance:
 class Target:
     """The goal of a rung on the GPU that the curriculum names; reported, never enforced.
 
-    of: "copy" or "read" (share of that measured bandwidth), "tensor" (share of the measured rate of
-        a large bf16 product), "fp32" (of the measured rate of multiply-adds), "pytorch" or the
-        name of a library of the problem, such as "compile" (speed over theirs in the same run), or
-        the name of another rung (speed over that rung).
+    of: "copy", "read", "tensor" or "fp32" (share of that ceiling of the GPU, see
+        common/base/ceilings.py), "pytorch" or the name of a library of the problem, such as
+        "compile" (speed over theirs in the same run), or the name of another rung (speed over that
+        rung).
     """
 
     at_least: float
@@ -94,6 +95,12 @@ class Target:
 
     def __str__(self) -> str:
         return f"≥ {self.at_least:g} × {self.of}"
+
+    @staticmethod
+    def of_text(text: str) -> tuple[Target, ...]:
+        """Return the targets in a text such as "≥ 1.5 × compile and ≥ 0.7 × copy"."""
+        found = re.findall(r"≥ (\S+) × (.+?)(?= and ≥ |$)", text)
+        return tuple(Target(float(at_least), of) for at_least, of in found)
 
 
 TRITON_INTERPRETER, NUMBA_SIMULATOR = "Triton's interpreter", "Numba's simulator"

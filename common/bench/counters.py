@@ -26,6 +26,8 @@ SECTORS = {
 }
 # Passes over the banks of shared memory, and their number without bank conflicts.
 WAVEFRONTS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
+# Threads per block, and bytes of its dynamic shared memory.
+LAUNCH = ("launch__block_size", "launch__shared_mem_per_block_dynamic")
 
 STORED = "counters.json"  # in results/show of a day: the last column of each device
 LIMIT = 10.0  # seconds for a day on a GPU; a tool may take ten times as long, `show` even longer

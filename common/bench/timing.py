@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from common.base.declaration import Case, Cost, Library, Problem, Rung, Target
-from common.base.outcome import Timing
-from common.bench.ceilings import Ceilings
+from common.base.ceilings import Ceilings, share_of
+from common.base.declaration import Case, Cost, Library, Problem, Rung
+from common.base.outcome import HOST_CLOCK, Timing
+from common.base.targets import PYTORCH
 from common.bench.fresh_inputs import TRIES, draw_into, fill, too_slow
 from common.bench.host_time import host_microseconds
 from common.bench.showing import wake_gpu
@@ -32,8 +33,6 @@ from common.check.expected import evaluate, map_tensors, message_of, signature_o
 from common.check.lacks import lacking
 from common.check.random_case import SEED_VARIABLE, session_seed
 from common.check.rungs import check_outputs
-
-PYTORCH = "pytorch"
 
 THOROUGH, ON_CPU, QUICK = 2.0, 0.1, 0.05  # seconds of samples per rung, at most
 RECOMPILED = 64  # shapes and dtypes for which torch.compile compiles one function
@@ -93,8 +92,7 @@ def time_problem(
 ) -> dict[str, Timing | str]:
     """Time the rungs in `calls` (by name) and PyTorch on the problem's timing case.
 
-    ceilings: None if unknown (the CPU). A call timed by the host's clock is compared with no
-    ceiling, since the GPU does not bound it. fallback: returns, after a call, the rung whose kernel
+    ceilings: the GPU's, None if unknown. fallback: returns, after a call, the rung whose kernel
     did the work instead ("" for none): then the time is not the rung's. lesser_card: the rungs may
     fall back because the card lacks something. stage: called with a name for each part of the work
     after the samples are taken.
@@ -106,6 +104,7 @@ def time_problem(
     seconds = QUICK if quick else ON_CPU if backend.name == "cpu" else THOROUGH
     inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
     rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size if backend.name == "cuda" else 0
     writes = _written(problem, calls)
     step = _training_step if problem.gradients else _as_it_is
     contenders, fell_back = [], {}
@@ -219,7 +218,7 @@ def time_problem(
             note="; ".join([contender.note, *missing]),
         )
         try:
-            rate(timing, cost, None if contender.host_timed else ceilings)
+            rate(timing, cost, ceilings, 0 if contender.host_timed else l2_bytes)
             if fastest is not None:
                 fastest = check_cpu_rate(timing, fastest, cost.bytes)
         except MeasuringFault as fault:
@@ -279,38 +278,33 @@ def warm_up(
         backend.synchronize()
 
 
-def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
-    """Fill in GB/s, TFLOP/s and the share of the ceiling that bounds this cost.
+def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None, l2_bytes: int = 0) -> None:
+    """Fill in GB/s, TFLOP/s, and which ceiling bounds this cost with the share of it.
 
-    Raise MeasuringFault if the rate is above that ceiling.
+    l2_bytes: size of the GPU's second-level cache. Raise MeasuringFault if the rate is above the
+    ceiling.
     """
     seconds = timing.ms / 1e3
     timing.gbs = cost.bytes / seconds / 1e9 if cost.bytes else None
     timing.tflops = cost.flops / seconds / 1e12 if cost.flops else None
-    if ceilings is None:
-        timing.bound = cost.unit if cost.flops > USUAL_BALANCE * cost.bytes else "copy"
-        return
     if not (cost.bytes or cost.flops):
         return
-    peak_flops = {
-        "tensor": ceilings.tensor,
-        "int8": ceilings.int8,
-        "fp8": ceilings.fp8,
-        "int32": ceilings.int32,
-        "fp32": ceilings.fp32,
-    }[cost.unit]
-    if cost.bytes / (ceilings.copy * 1e9) >= cost.flops / (peak_flops * 1e12):
-        if cost.bytes < 4 * ceilings.l2_bytes:
-            timing.note += ", mostly in L2"  # so the memory bandwidth does not bound it
-            return
-        timing.bound, reached, ceiling = "copy", timing.gbs, ceilings.copy
+    known = ceilings.rates if ceilings else {}
+    if "copy" in known and cost.unit in known:
+        balance = 1e3 * known[cost.unit] / known["copy"]
     else:
-        timing.bound, reached, ceiling = cost.unit, timing.tflops, peak_flops
-    assert reached is not None
-    timing.share = reached / ceiling
+        balance = USUAL_BALANCE
+    arithmetic = cost.flops > balance * cost.bytes
+    if not arithmetic and cost.bytes < 4 * l2_bytes:
+        timing.note += ", mostly in L2"  # so the memory bandwidth does not bound it
+        return
+    timing.bound = cost.unit if arithmetic else "copy"
+    timing.share = share_of(timing, ceilings)
+    if timing.share is None:
+        return
     # Reading alone is faster than copying, for the memory bus need not turn around.
-    most = max(ceiling, ceilings.read) if timing.bound == "copy" else ceiling
-    if reached > MARGIN * most:
+    more = 1.0 if arithmetic else max(1.0, known.get("read", 0.0) / known["copy"])
+    if timing.share > MARGIN * more:
         raise MeasuringFault(
             f"{timing.share:.2f} of the {timing.bound} ceiling: no kernel is that fast, "
             "so the time or the declared cost is wrong"
@@ -352,36 +346,6 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
         f"{timing.gbs:.0f} GB/s, where a copy of as many bytes reaches {fastest:.0f}: the data was "
         "not read and written in each call (a result that is kept?), or the declared cost is wrong"
     )
-
-
-def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings | None) -> bool:
-    """Return True if `rung` reached all its targets in these results, False without a target or a
-    time."""
-    mine = results.get(rung.name)
-    if not rung.targets or not isinstance(mine, Timing):
-        return False
-    return all(_is_met(target, mine, results, ceilings) for target in rung.targets)
-
-
-def _is_met(
-    target: Target, mine: Timing, results: dict[str, Timing | str], ceilings: Ceilings | None
-) -> bool:
-    of = target.of
-    rates = {"copy": mine.gbs, "read": mine.gbs, "tensor": mine.tflops, "fp32": mine.tflops}
-    if of in rates:
-        rate = rates[of]
-        if ceilings is None or rate is None:
-            return False
-        reached = rate / getattr(ceilings, of)
-    else:
-        other = results.get(of)
-        theirs = {PYTORCH: mine.pytorch_ms, **mine.libraries}.get(
-            of, other.ms if isinstance(other, Timing) else None
-        )
-        if theirs is None:
-            return False
-        reached = theirs / mine.ms
-    return reached >= target.at_least
 
 
 FAR = 0.05  # of the norm: a baseline may round more, but must compute the same
@@ -508,7 +472,7 @@ def _prepare(
         single = _host_seconds(backend, once)
         # Arguments that it writes cannot be restored between the calls of one unit.
         repeats = max(1, round(0.002 / single)) if backend.name == "cpu" and not writes else 1
-        return contender(_repeat(once, repeats), repeats, "host clock", True, [arguments])
+        return contender(_repeat(once, repeats), repeats, HOST_CLOCK, True, [arguments])
     if rung.not_captured:
         return contender(once, 1, "events", False, [arguments])
 

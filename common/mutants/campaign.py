@@ -23,6 +23,7 @@ from typing import TypeVar
 from common.base.cache import digest
 from common.base.compiling import BuildError, sources_of
 from common.base.days import Day
+from common.base.options import TIME_LIMIT
 from common.base.outcome import SKIP
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, Variant
@@ -41,7 +42,7 @@ WATCHING: tuple[Variant, ...] = ("trace", "address")
 DAYS_AT_A_TIME = 3  # keeps cores busy while the last mutants of a day are tried
 KEPT_DETAILS = 12  # lines of a compiler's message
 SLOWER = 100  # limit of a check, as a multiple of the original's quick check
-LONGEST = 300.0  # seconds of a check, as a whole day has on the CPU backend
+LONGEST = TIME_LIMIT["cpu"]  # seconds of a check, as a whole day has
 
 BAD = ("failed", "died", "late")  # values of `Result.status` that kill a mutant
 
@@ -51,6 +52,7 @@ _NEEDS = re.compile(r"require_\w+\(")  # a call that refuses a card
 
 # Files that affect a verdict, in addition to the mutant itself.
 _JUDGES = ("check", "cpu", "process", "build")
+_JUDGES_HERE = ("campaign.py", "partial_builds.py", "run_trial.py", "trial_server.py")
 _THROWN = "CUDA on CPU: "  # the beginning of the CPU backend's errors
 _SKIPPED = "a case or all are skipped, where the original runs"
 _ELSEWHERE = f"{_THROWN}on the wrong "  # device, or stream
@@ -295,7 +297,7 @@ class _DayCampaign:
             trial_process = self.campaign.trial_process("plain")
             futures = [
                 self.campaign.submit_first(
-                    trial_process.run, replace(self._trial(library, (pair,), 300.0), quick=True)
+                    trial_process.run, replace(self._trial(library, (pair,), LONGEST), quick=True)
                 )
                 for pair in listed.planned
             ]
@@ -549,7 +551,7 @@ class _DayCampaign:
         words = [word for pair in pairs for word in pair]
         words += [*sorted(operators), model, str(whole)]
         library = builds.library(objects, f"original-{digest(words)}")
-        trial = replace(self._trial(library, pairs, 300.0), model=model)
+        trial = replace(self._trial(library, pairs, LONGEST), model=model)
         quick = _few_cases(variant) and not whole
         return self.campaign.trial_process(variant).run(
             replace(trial, quick=quick, watched=variant != "plain")
@@ -589,8 +591,7 @@ class _DayCampaign:
         folders = [ROOT / "common" / name for name in _JUDGES]
         files = [p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file()]
         files = [p for p in files if "__pycache__" not in p.parts and p.suffix != ".md"]
-        names = ("trial.py", "referee.py", "builds.py", "campaign.py")
-        files += [Path(__file__).with_name(name) for name in names]
+        files += [Path(__file__).with_name(name) for name in _JUDGES_HERE]
         for source in self.day.library_sources:
             files += sources_of(source)
         files += list(self.day.other_sources)

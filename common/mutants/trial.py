@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from common.base.outcome import FAIL, SKIP
 from common.process.events import Ran
@@ -52,14 +51,6 @@ class Result:
     planned: list[tuple[str, str]] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
     seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Result:
-        planned = [(problem, rung) for problem, rung in data["planned"]]
-        return cls(**data | {"planned": planned, "ran": [Ran(**each) for each in data["ran"]]})
 
 
 def status_of(statuses: Sequence[str]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from dataclasses import asdict
+from contextlib import suppress
+from multiprocessing import Pipe
 
 from common.base.paths import ROOT
 from common.base.toolchain import VARIANT_VARIABLE, Platform, Variant
@@ -27,17 +27,19 @@ class TrialProcess:
         variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler, SEED_VARIABLE: "0"}
         if variant == "address":
             variables |= preloaded(platform.compiler)
-        self._programs = programs
         self._waiting: dict[int, Future[Result]] = {}
         self._lock = threading.Lock()
         self._next = 0
-        self._process = programs.start(
-            [sys.executable, "-m", "common.mutants.trial_server"],
-            env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-        )
+        self._connection, theirs = Pipe()
+        with theirs:
+            programs.start(
+                [sys.executable, "-m", "common.mutants.trial_server", str(theirs.fileno())],
+                env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+            )
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self, trial: Trial) -> Result:
@@ -47,32 +49,21 @@ class TrialProcess:
             number = self._next
             self._next += 1
             self._waiting[number] = future
-            line = json.dumps({"number": number, **asdict(trial)}) + "\n"
-            assert self._process.stdin
             try:
-                self._process.stdin.write(line.encode())
-                self._process.stdin.flush()
-            except BrokenPipeError:
+                self._connection.send((number, trial))
+            except OSError:
                 raise Stopped from None
         return future.result()
 
-    def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            assert self._process.stdin
-            self._process.stdin.close()
-        self._process.wait()
-        self._programs.ended(self._process)
-
     def _listen(self) -> None:
-        assert self._process.stdout
-        for line in self._process.stdout:
-            data = json.loads(line)
-            number = data.pop("number")
-            with self._lock:
-                future = self._waiting.pop(number)
-            future.set_result(Result.from_json(data))
+        with suppress(EOFError, OSError):  # the process has ended
+            while True:
+                number, result = self._connection.recv()
+                with self._lock:
+                    future = self._waiting.pop(number)
+                future.set_result(result)
         with self._lock:
             left, self._waiting = self._waiting, {}
+            self._connection.close()
         for future in left.values():
             future.set_exception(Stopped())

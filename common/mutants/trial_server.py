@@ -1,16 +1,15 @@
 """Run trials in a process that imports PyTorch once and forks one child per trial.
 
-It reads a line of JSON per trial from its standard input and answers with one on its standard
-output. It never calls an operator itself, so no thread is missing in its children.
+It takes trials from a connection, whose descriptor is its argument, and answers with results. It
+never calls an operator itself, so no thread is missing in its children.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import select
 import signal
+import sys
 import time
+from multiprocessing.connection import Connection, wait
 
 import torch
 
@@ -77,43 +76,28 @@ def _ending(child: Child, progress: Progress) -> str:
     return f"the process died: {describe_exit(child.exit_code)}, while {progress.doing()}"
 
 
-def serve() -> None:
-    """Run trials until standard input ends."""
+def serve(connection: Connection) -> None:
+    """Run the trials that arrive, as (number, Trial), until the other end is closed."""
     leave_preload()
     platform = detect("cpu")
     torch.set_num_threads(1)  # trials run side by side
-    answers = os.dup(1)
-    os.dup2(2, 1)
     running: list[_Running] = []
-    text, open_ = b"", True
-    while open_ or running:
+    while True:
         descriptors = [fd for each in running for fd in each.child.readers]
-        ready, _, _ = select.select([*descriptors, *([0] if open_ else [])], [], [], POLL)
-        if 0 in ready:
-            data = os.read(0, 65536)
-            open_ = bool(data)
-            *lines, text = (text + data).split(b"\n")
-            for line in lines:
-                words = json.loads(line)
-                number = words.pop("number")
-                words["rungs"] = tuple((problem, rung) for problem, rung in words["rungs"])
-                running.append(_Running(number, Trial(**words), platform))
-        if not open_:
-            for each in running:
-                each.child.kill()
-            return
+        if connection in wait([connection, *descriptors], POLL):
+            try:
+                number, trial = connection.recv()
+            except EOFError:
+                for each in running:
+                    each.child.kill()
+                return
+            running.append(_Running(number, trial, platform))
         for each in list(running):
             result = each.take()
             if result is not None:
                 running.remove(each)
-                answer = json.dumps({"number": each.number, **result.to_json()}) + "\n"
-                _write(answers, answer.encode())
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+                connection.send((each.number, result))
 
 
 if __name__ == "__main__":
-    serve()
+    serve(Connection(int(sys.argv[1])))

@@ -25,7 +25,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from common.base.days import Day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Status
+from common.base.toolchain import Platform
 
 
 @dataclass(frozen=True)
@@ -262,6 +265,10 @@ class Channel(Protocol):
 
     def wait(self, event: Event) -> None:
         """Send `event` and return when the other side agrees."""
+
+
+# A day's work in its process: `common.process.worker.run_day`, or that of a tool.
+Step = Callable[[Day, Platform, RunOptions, Channel], None]
 
 
 class Direct:

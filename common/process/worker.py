@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from common.base.cache import cache_directory
+from common.base.ceilings import Ceilings, ceilings_of
 from common.base.days import Day, Lesson, load_lesson
 from common.base.declaration import Problem, Rung
 from common.base.figures import duration, significant
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
 from common.base.paths import ROOT
+from common.base.targets import all_met
 from common.base.toolchain import Platform, sm
-from common.bench import ceilings
-from common.bench.timing import Untimed, target_met, time_problem, warm_up
+from common.bench.timing import Untimed, time_problem, warm_up
 from common.build import custom_build, library
 from common.check import bad_input, beyond, device, guard, rungs
 from common.check.autograd import differentiable
@@ -92,7 +92,7 @@ class Run:
     backend: device.Backend
     fallback: Callable[[], str]
     rungs: Collection[str]
-    ceilings: ceilings.Ceilings | None = None
+    ceilings: Ceilings | None = None
     broken: str = ""
     last: bool = False
     own_threads: int = field(default_factory=torch.get_num_threads)
@@ -527,7 +527,7 @@ def _time_problem(
     full = False
     try:
         if run.ceilings is None and run.platform.device == "cuda":
-            run.ceilings = ceilings.ceilings(cache_directory())
+            run.ceilings = ceilings_of(run.platform.gpu)
         with without_advice():
             timings = time_problem(
                 problem,
@@ -570,8 +570,9 @@ def _take_timing(
     elif isinstance(timing, Timing):
         outcome.timing = timing
         remark_host_time(outcome)
-        if rung.targets and run.platform.device == "cuda":
-            outcome.target_met = target_met(rung, timings, run.ceilings)
+        if run.platform.device == "cuda":
+            times = {name: each for name, each in timings.items() if isinstance(each, Timing)}
+            outcome.target_met = all_met(rung.targets, timing, times, run.ceilings)
     else:
         first, *rest = timing.splitlines()
         outcome.status, outcome.reason, outcome.details = FAIL, first, rest

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from common.base.cache import keep_compilers_caches
+from common.base.ceilings import ceilings_of
+from common.base.compiling import BuildError
 from common.base.day_files import DayFileError, text_of
-from common.base.days import Day, discover
+from common.base.days import Day, discover, read_day
 from common.base.figures import numbers
 from common.base.options import RunOptions
-from common.base.outcome import FAIL, PASS, DayOutcome
+from common.base.outcome import FAIL, PASS, DayOutcome, Skip
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import cores, device_name, versions, where
@@ -28,9 +30,9 @@ from common.practice.progress import exercises_of
 from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_of
 from common.practice.steps import linked_for
 from common.process.child import Child, end_strays, fork
-from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
+from common.process.events import Channel, Direct, Ended, Event, Finished, Progress, Step
+from common.report import markdown, stored
 from common.report import runs as reports
-from common.report import stored
 from common.report.comparison import Change, compare, compared_lines, in_one_only
 from common.report.drawn_call import DrawnRungs
 from common.report.files import ResultsError, check_writable, write_atomically
@@ -40,18 +42,18 @@ from common.run.runner import (
     ONE_BY_ONE,
     POLL,
     Runner,
-    Step,
     devices,
 )
 from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
 from common.run.selection import Selection, SelectionError, select
 
-EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_PASSED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is sent again
 
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
+NO_CEILINGS = "this GPU's ceilings are unknown, so no shares are shown: run_day.py 50 measures them"
 NO_DRAWING_ON_GPU = "drawn on the CPU backend, which sees every access; a GPU does not tell them"
 
 
@@ -290,6 +292,8 @@ def prepare(options: RunOptions, selection: Selection, report: Report) -> Platfo
         platform = detect("cpu")
         report.text(f"note: {NO_DRAWING_ON_GPU}", "yellow")
     report.times = platform.device == "cuda"
+    if report.times and options.bench and ceilings_of(platform.gpu) is None:
+        report.text(f"note: {NO_CEILINGS}", "yellow")
     if options.mode in ("profile", "draw") and platform.device == "cpu":
         platform = replace(platform, variant="trace")
     for note in selection.notes:
@@ -346,6 +350,7 @@ def make_runner(
 ) -> Runner:
     """Return the runner of the days, as the options request."""
     from common.build import day_build, nvcc
+    from common.tools.kernel_evidence import compile_kernels
 
     if options.mode == "compile-only":
         archs = list(options.archs)
@@ -354,7 +359,7 @@ def make_runner(
             platform,
             options,
             None,
-            lambda day: nvcc.compile_only(day, archs),
+            compile_kernels if options.write else lambda day: nvcc.compile_only(day, archs),
             lambda day: False,
             report,
         )
@@ -442,12 +447,35 @@ def _store(
             write_atomically(svg, DrawnRungs.of(rungs).svg())
             report.text(f"wrote {svg}")
         if write:
-            for text in stored.store(run, options.days.parent):
+            if options.mode in ("compile-only", "profile"):
+                lines = _store_evidence(options, outcomes)
+            else:
+                lines = stored.store(run, options.days.parent)
+            for text in lines:
                 report.text(text)
     except ResultsError as error:
         report.text(str(error), "red")
         return False
     return True
+
+
+def _store_evidence(options: RunOptions, outcomes: Sequence[DayOutcome]) -> list[str]:
+    """Store the evidence of the passed days' kernels; return messages. Raise ResultsError."""
+    from common.tools.kernel_evidence import EvidenceError, gather
+
+    said, found = [], []
+    for outcome in outcomes:
+        if reason := stored.unfit(outcome):
+            said.append(f"day {outcome.number} is not stored: {reason}")
+            continue
+        try:
+            day = read_day(options.days / outcome.name).with_further()
+            before = markdown.read_evidence(day)
+            profile = outcome.rungs if options.mode == "profile" else ()
+            found.append(gather(day, profile, before))
+        except (Skip, EvidenceError, BuildError) as error:
+            said.append(f"day {outcome.number} is not stored: {error}")
+    return said + stored.store_evidence(found, options.days.parent)
 
 
 def write_page(

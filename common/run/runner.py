@@ -36,6 +36,7 @@ from common.process.events import (
     Finished,
     Over,
     Progress,
+    Step,
     Table,
     TurnOver,
     Unbuilt,
@@ -99,9 +100,6 @@ class _Task:
     def checked(self) -> bool:
         """Return True if the day runs, and neither waits for its turn nor has it."""
         return self.state == "running" and not (self.queued or self.turn)
-
-
-Step = Callable[[Day, Platform, RunOptions, Channel], None]  # see common.process.worker.run_day
 
 
 def jobs_allowed(requested: int) -> int:

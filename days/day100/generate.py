@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 
 from common.base.argument_types import value, whole
-from common.base.cache import cache_directory
+from common.base.ceilings import ceilings_of
 from common.base.compiling import BuildError
 from common.base.toolchain import ToolchainError, detect
-from common.bench.ceilings import ceilings
 from common.build.library import operators_of
 from common.day import Case
 from common.report.files import ResultsError
@@ -110,13 +109,15 @@ def decode(operators, weights, cache, prompt, count, way, chunk):
 
 def rate_of(weights, length, count, seconds):
     """Return the line that reports `count` tokens after `length`, written in so many seconds,
-    prefill included. On a GPU, it says the bytes of weights and cache that these tokens read per
-    second, as a share of a copy's."""
+    prefill included. On a GPU with known ceilings, it says the bytes of weights and cache that
+    these tokens read per second, as a share of a copy's."""
     said = f"{count} tokens in {seconds:.2f} s: {count / seconds:,.1f} per second"
-    if weights.tensors[0].device.type == "cuda":
+    device = weights.tensors[0].device
+    known = ceilings_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if known:
         parts = windows(length, count, weights.positions)
         read = sum(cost(Case((*weights.shape, n - 1, k), "bfloat16")).bytes for n, k in parts)
-        copy = ceilings(cache_directory()).copy
+        copy = known.rates["copy"]
         said += f", {read / seconds / 1e9 / copy:.0%} of a copy's {copy:,.0f} GB/s"
     return said
 
@@ -124,13 +125,16 @@ def rate_of(weights, length, count, seconds):
 # ---------------------------------------------------------------- models
 
 
-def model_at(path):
-    """Return the Vocabulary and a function from a device to the Weights, which alone takes long.
+def model_at(path, tokenizer=None):
+    """Return the Vocabulary and a function from a device to the Weights.
 
-    path: a folder, or a file of day 86. Raise RefusedError for another path, and for a model that
-    the kernels do not compute.
+    path: a folder, or a file of day 86. tokenizer: the folder with the tokeniser of a file that was
+    trained on tokens. Raise RefusedError for another path, for a model that the kernels do not
+    compute, and for a tokeniser too few or too many; CheckpointError for a damaged file.
     """
     if Path(path).is_dir():
+        if tokenizer is not None:
+            raise RefusedError(f"{path} has a tokeniser of its own, without --tokenizer")
         config = read_config(path)
         vocabulary, size = vocabulary_of(path, config)
         weight_files(path)
@@ -142,7 +146,14 @@ def model_at(path):
             raise RefusedError(
                 f"expected a GPT-2's folder, or a file that day 86 has saved, got {path}"
             )
-    return character_vocabulary(), lambda device: from_checkpoint(path).to(device)
+    plan, parts = training.read_checkpoint(path, ("weights",))
+    if bool(plan.text) != (tokenizer is not None):
+        trained = "tokens, and needs their" if plan.text else "characters, and takes no"
+        raise RefusedError(f"{path} was trained on {trained} --tokenizer FOLDER")
+    vocabulary, words = character_vocabulary(), plan.words
+    if tokenizer is not None:
+        vocabulary, words = vocabulary_of(tokenizer, {"vocab_size": plan.words})
+    return vocabulary, lambda device: from_checkpoint(plan, parts, words).to(device)
 
 
 # ---------------------------------------------------------------- the program
@@ -166,6 +177,7 @@ def parser_of():
     parser = Parser(prog="python -m days.day100.generate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--model", metavar="PATH", help="a GPT-2's folder, or a file of day 86's --save")
+    add("--tokenizer", metavar="FOLDER", help="of a file that day 86 has trained on tokens")
     add("--prompt", type=TEXT, help="the text to go on from (default: a line break)")
     add("--chat", action="store_true", help="go on from each line that you type; Ctrl-D ends")
     add("--tokens", type=COUNT, default=200, help="how many to write (default: 200)")
@@ -247,7 +259,8 @@ def chat(operators, weights, vocabulary, tokens, options, stop):
 
 def run(options):
     try:
-        vocabulary, load = model_at(options.model or training.default_model())
+        model = options.model or training.default_model()
+        vocabulary, load = model_at(model, options.tokenizer)
     except RefusedError as error:
         raise RefusedError(f"--model: {error}") from None
     prompt = options.prompt or ("" if options.chat else "\n")

@@ -8,7 +8,7 @@ import torch
 
 from common.day import print_table, seconds
 from days.day86 import model as characters
-from days.day86.training import Plan, Training
+from days.day86.training import Plan, Training, read_checkpoint
 
 from . import model
 from .generate import stream
@@ -111,7 +111,7 @@ def check_checkpoint():
     training.weights.add_(0.1 * torch.randn(len(training.weights)))  # no bias stays 0
     with tempfile.TemporaryDirectory() as folder:
         training.save(Path(folder) / "checkpoint")
-        weights = from_checkpoint(Path(folder) / "checkpoint")
+        weights = from_checkpoint(*read_checkpoint(Path(folder) / "checkpoint", ("weights",)))
     prompt = character_vocabulary().encode("To be, or not to be")
     views = training.model.views(training.weights.double())
     theirs = characters.forward(training.model, views, torch.tensor([prompt]))[0, -1]

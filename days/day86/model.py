@@ -232,7 +232,7 @@ def logits(weights, tokens, layers, heads, words, positions):
 def batch_inputs(case, draw):
     """Shape (sequences, length, characters)."""
     sequences, length, characters = case.shape
-    text = draw(characters, dtype="uint8")
+    text = draw(characters)
     step = torch.tensor([7 * sequences], device=text.device)
     tokens = torch.zeros(sequences, length, dtype=torch.int64, device=text.device)
     return text, step, tokens, 86 + length

@@ -245,7 +245,7 @@ extern "C" void set(int* to) { set_kernel<<<1, 4>>>(to); cudaDeviceSynchronize()
 def test_what_a_day_builds_itself_has_the_learner_s_file(
     day: Day, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under the name of the file that it replaces."""
+    """The learner's file has the name of the file that it replaces."""
     learners = day.folder.parent / "write.cu"
     learners.write_text(SOURCE + "int learners;\n")
     todo = library.plan(day.with_source(day.source, learners), toolchain.detect("cpu"))

@@ -16,7 +16,7 @@ from common.base import toolchain
 from common.base.options import RunOptions
 from common.base.paths import DAYS, ROOT
 from common.mutants.campaign import Choice
-from common.run import doctor, driver, mutate
+from common.run import direct_run, doctor, mutate
 from common.run.doctor import BAD, OK, WARN, Finding
 from tests.command_line import FIXTURE_DAYS, CommandLine
 
@@ -131,9 +131,9 @@ def test_mutants_and_a_driver_with_an_unfit_compiler_say_so_too(
     toolchain.detect.cache_clear()
     monkeypatch.setattr(mutate._Run, "run", lambda *_: [])
     mutate.run(RunOptions(("1",), days=FIXTURE_DAYS), Choice())
-    monkeypatch.setattr(driver.library, "plan", lambda *_: 1 / 0)
+    monkeypatch.setattr(direct_run.library, "plan", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        driver._run(FIXTURE_DAYS / "day01", "cpu")
+        direct_run.run(FIXTURE_DAYS / "day01", "cpu")
     toolchain.detect.cache_clear()
     assert capsys.readouterr().out.count(f"note: CXX={static} links a C++ runtime") == 2
 

@@ -1,18 +1,22 @@
 """A training program: it can be interrupted and continued, keeps its best model, and refuses bad
 input."""
 
+import hashlib
 import importlib
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.base.paths import ROOT
+from common.build.library import operators_of
 from common.report import files
 from tests import progress
 
@@ -175,6 +179,34 @@ def test_what_is_not_finite_is_not_saved(tmp_path: Path, monkeypatch: pytest.Mon
     assert not path.exists()
 
 
+def changed(path: Path, to: Path, plan: Mapping[str, object], first: bytes = b"") -> Path:
+    """Return `to`, a copy of a file of weights with another plan and other first bytes."""
+    magic, _, header, payload = path.read_bytes().split(b"\n", 3)
+    described = json.loads(header)
+    described["plan"] |= plan
+    content = json.dumps(described).encode() + b"\n" + first + payload[len(first) :]
+    checksum = hashlib.sha256(content).hexdigest().encode()
+    to.write_bytes(b"\n".join((magic, checksum, content)))
+    return to
+
+
+def test_weights_that_do_not_fit_are_refused(whole: Path, tmp_path: Path) -> None:
+    training.Training.resume(whole, operators_of(86, "cpu")[0], torch.device("cpu")).save(
+        tmp_path / "good", ("weights",)
+    )
+    infinite = torch.tensor([torch.inf]).bfloat16().view(torch.uint8).numpy().tobytes()
+    for plan, first, text in (
+        ({}, infinite, "its weights are not finite numbers"),
+        ({"layers": 2}, b"", "its plan does not belong to its weights"),
+        ({"layers": "two"}, b"", "is no checkpoint of day 86"),
+        ({"heads": 0}, b"", "is no checkpoint of day 86|does not belong"),
+        ({"colour": 1}, b"", "is no checkpoint of day 86"),
+    ):
+        bad = changed(tmp_path / "good", tmp_path / "bad", plan, first)
+        with pytest.raises(training.CheckpointError, match=text):
+            training.read_checkpoint(bad, ("weights",))
+
+
 def test_bad_arguments_are_named_before_anything_is_built(
     whole: Path,
     tmp_path: Path,
@@ -184,12 +216,17 @@ def test_bad_arguments_are_named_before_anything_is_built(
     monkeypatch.setattr(train, "operators_of", None)
     (tmp_path / "file").write_text("text")
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(whole)
     for words, text in (
         ("--steps 0", "--steps: expected 1 to 10000000, got '0'"),
         ("--heads 17", "--heads: expected 1 to 16, got '17'"),
         ("--rate nan", "--rate: expected a number between 0 and 1, got 'nan'"),
         ("--steps 5 --until 6", "--until: expected a step from 1 to --steps, 5, got 6"),
         ("--prompt a", "--prompt: does nothing without --sample"),
+        ("--rate 0.5 --decay 2", "--decay: times --rate, expected a number below 1, got 2.0"),
+        ("--weights ./gpt.checkpoint", "--weights: the training itself has gpt.checkpoint"),
+        (f"--weights {tmp_path}/gpt.best.checkpoint", "--weights: the training itself has"),
+        (f"--resume {whole} --weights link", "--weights: the training itself has link"),
         ("--sample --prompt é", "--prompt: 'é' is no character of the text"),
         ("--save-every 0", "--save-every: expected 1 or more, got '0'"),
         ("--save file/x", "--save: cannot write file/x: File exists"),

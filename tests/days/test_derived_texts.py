@@ -85,7 +85,7 @@ def bare(line: str) -> str:
 
 @every_day
 def test_an_outcome_belongs_to_an_item(day: Day) -> None:
-    """Of "Try it yourself", and what it changes can be found."""
+    """The item is one of "Try it yourself", and what it changes can be found."""
     readme = (day.folder / "README.md").read_text(encoding="utf-8")
     tried = readme.partition("## Try it yourself")[2].partition("\n## ")[0]
     items = re.findall(r"^(\d+)\. ", tried, re.M)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from common.base.declaration import COMPILE, Case, Cost, Problem, Rung, Target
+from common.base.ceilings import Ceilings
+from common.base.declaration import COMPILE, Case, Cost, Problem, Rung
 from common.base.outcome import PASS, RungOutcome, Timing
-from common.bench import ceilings
 from common.bench import timing as bench
-from common.bench.ceilings import Ceilings
 from common.bench.fresh_inputs import draw_into, fill
 from common.bench.host_time import host_microseconds, host_times
 from common.bench.showing import rows_as_json, seconds_in_turn
@@ -29,15 +25,11 @@ from common.process.worker import remark_host_time
 from common.report.columns import HOST
 
 CEILINGS = Ceilings(
-    copy=4000.0,
-    read=4400.0,
-    fp32=60.0,
-    int32=30.0,
-    tensor=800.0,
-    int8=1600.0,
-    fp8=1600.0,
-    l2_bytes=50 << 20,
+    "NVIDIA Test",
+    "2026-01-31",
+    {"copy": 4000.0, "read": 4400.0, "fp32": 60.0, "tensor": 800.0, "int8": 1600.0},
 )
+L2 = 50 << 20
 GIGABYTE = 10**9
 
 
@@ -323,9 +315,13 @@ def test_a_rate_above_the_ceiling_is_a_measuring_fault() -> None:
 
 
 def test_what_fits_in_the_cache_is_not_held_against_memory() -> None:
-    one = timing(0.001)
-    bench.rate(one, Cost(bytes=10 << 20), CEILINGS)
-    assert one.share is None and "L2" in one.note
+    for known in (CEILINGS, None):
+        one = timing(0.001, note="events")
+        bench.rate(one, Cost(bytes=10 << 20), known, L2)
+        assert (one.bound, one.share, one.note) == ("", None, "events, mostly in L2")
+    one = timing(20.0)
+    bench.rate(one, Cost(bytes=10 << 20, flops=10**12), CEILINGS, L2)
+    assert one.bound == "fp32", "arithmetic bounds it wherever its bytes are"
 
 
 def test_without_ceilings_the_balance_of_work_decides_which_rate_is_shown() -> None:
@@ -336,30 +332,11 @@ def test_without_ceilings_the_balance_of_work_decides_which_rate_is_shown() -> N
     assert memory.share is None and arithmetic.share is None
 
 
-@pytest.mark.parametrize(
-    ("of", "reached"),
-    [("copy", 0.9), ("read", 0.818), ("tensor", 0.5), ("pytorch", 2.0), ("slow", 4.0)],
-)
-def test_targets(of: str, reached: float) -> None:
-    mine = timing(1.0, gbs=3600.0, tflops=0.5 * CEILINGS.tensor, pytorch_ms=2.0)
-    results: dict[str, Timing | str] = {"fast": mine, "slow": timing(4.0)}
-    for at_least, met in ((reached * 0.99, True), (reached * 1.01, False)):
-        rung = Rung("fast", "", target=Target(at_least, of))
-        assert bench.target_met(rung, results, CEILINGS) is met
-        both = dataclasses.replace(rung, target=(Target(at_least, of), Target(0.001, "copy")))
-        assert bench.target_met(both, results, CEILINGS) is met
-        missed = dataclasses.replace(rung, target=(Target(at_least, of), Target(2.0, "copy")))
-        assert not bench.target_met(missed, results, CEILINGS)
-    assert not bench.target_met(dataclasses.replace(rung, name="untimed"), results, CEILINGS)
-
-
-def test_a_target_may_be_a_share_of_the_fp32_rate() -> None:
-    rung = Rung("fast", "", target=Target(0.6, "fp32"))
-    for share, met in ((0.61, True), (0.59, False)):
-        results: dict[str, Timing | str] = {"fast": timing(1.0, tflops=share * CEILINGS.fp32)}
-        assert bench.target_met(rung, results, CEILINGS) is met
-        assert not bench.target_met(rung, results, None)
-    assert not bench.target_met(rung, {"fast": timing(1.0)}, CEILINGS)
+def test_an_unknown_ceiling_gives_no_share() -> None:
+    """The GPU's file has no rate of fp8."""
+    one = timing(1.0)
+    bench.rate(one, Cost(bytes=1000, flops=100_000, unit="fp8"), CEILINGS)
+    assert (one.bound, one.share) == ("fp8", None)
 
 
 def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches(
@@ -400,20 +377,6 @@ def test_rows_are_written_a_line_each() -> None:
     assert [line.strip(" ,") for line in text.splitlines() if line.startswith("  ")] == [
         *("[0, 1.5]", "[1, 2.5]", '["a"]')
     ]
-
-
-def test_day_50s_rates_raise_the_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel's rate becomes the ceiling if it exceeds the known one, and is stored."""
-    properties = SimpleNamespace(name="NVIDIA Test")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
-    ceilings.raise_ceilings({"copy": 4100.0, "tensor": 700.0}, tmp_path)
-    kept = ceilings.ceilings(tmp_path)
-    assert kept == dataclasses.replace(CEILINGS, copy=4100.0)
-    monkeypatch.setattr(ceilings, "measure", lambda: pytest.fail("measured again"))
-    assert ceilings.ceilings(tmp_path) == kept
-    with pytest.raises(KeyError, match="l3"):
-        ceilings.raise_ceilings({"l3": 1.0}, tmp_path)
 
 
 def test_calls_take_turns_under_load() -> None:

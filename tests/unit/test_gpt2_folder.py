@@ -227,8 +227,11 @@ def test_on_a_gpu_the_rate_has_its_share_of_the_bound(monkeypatch: pytest.Monkey
     on_gpu = Weights((tensor,), 2)
     monkeypatch.setattr(Weights, "shape", (1, 2, C, words, 6))
     monkeypatch.setattr(Weights, "positions", 6)
-    copy = SimpleNamespace(copy=4 * read / 1e9)  # GB/s, so that it takes a quarter of a second
-    monkeypatch.setattr(generate, "ceilings", lambda _: copy)
+    copy = SimpleNamespace(rates={"copy": 4 * read / 1e9})  # GB/s: it takes a quarter of a second
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Test")
+    monkeypatch.setattr(generate, "ceilings_of", lambda gpu: None)
+    assert generate.rate_of(on_gpu, 3, 6, 0.5) == "6 tokens in 0.50 s: 12.0 per second"
+    monkeypatch.setattr(generate, "ceilings_of", lambda gpu: copy)
     assert "6 tokens in 0.50 s: 12.0 per second, 50% of a copy's " in generate.rate_of(
         on_gpu, 3, 6, 0.5
     )

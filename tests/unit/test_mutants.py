@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict
 from common.base.verdict import Status as TrialStatus
 from common.mutants import derive, run_trial, trial_server
 from common.mutants.campaign import (
+    Choice,
     Unwatched,
     _DayCampaign,
     _leaves_out_more,
@@ -599,7 +599,9 @@ def test_a_call_without_an_end_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.reason.startswith("no end after 200 s, while limit")
 
 
-def test_a_result_crosses_to_another_process() -> None:
-    ran = [Ran("p", "v1", "FAIL", 0.5, ["v1"], 2)]
-    result = Result("failed", "v1", "wrong", ["at 0"], ["races"], [("p", "v1")], ran, 1.5)
-    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+def test_the_files_that_affect_a_verdict_are_there(tmp_path: Path) -> None:
+    day = next(day for day in discover()[0] if day.number == 1)
+    platform = SimpleNamespace(compiler_version="g++", torch="2")
+    campaign: Any = SimpleNamespace(choice=Choice(), platform=platform)
+    key = _DayCampaign(campaign, day, tmp_path)._common_key()
+    assert key == _DayCampaign(campaign, day, tmp_path)._common_key()

@@ -260,7 +260,7 @@ def test_a_copy_of_a_day_is_linked_as_the_day_is(tmp_path: Path) -> None:
 
 
 def test_what_a_day_builds_itself_is_built_of_the_learners_file(tmp_path: Path) -> None:
-    """For the rungs that the exercise names, and nothing else."""
+    """Build it for the rungs that the exercise names, and nothing else."""
     days = tmp_path / "days"
     folder = write_day(days / "day01", f'{STEP}rungs = ["quick"]\n')
     (folder / "bind.cpp").touch()
@@ -275,7 +275,7 @@ def test_what_a_day_builds_itself_is_built_of_the_learners_file(tmp_path: Path) 
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    """Like `--solution | head`."""
+    """Read the output as `--solution | head` does."""
     script: list[str | Path] = [sys.executable, ROOT / "run_day.py", "3", "--solution"]
     script += ["--days", tmp_path / "days"]
     shutil.copytree(DAYS / "day03", tmp_path / "days" / "day03")
@@ -335,7 +335,7 @@ def test_a_damaged_journal_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_next_is_the_first_that_is_not_solved(tmp_path: Path) -> None:
-    """Of a day, or after a named exercise; then those before."""
+    """Begin at a day, or after a named exercise, and go on with those before."""
     days, journal = discover()[0][:2], Journal(tmp_path)
     first, second = (exercises([day]) for day in days)
     assert next_exercise(days, journal, days[1]) == second[0]
@@ -437,7 +437,7 @@ def one_line(): return 3
 
 
 def test_the_body_of_a_function_in_python() -> None:
-    """Without its docstring, with the comments in it; nested ones by their full name."""
+    """It lacks its docstring and has its comments; a nested function has its full name."""
 
     def body(name: str) -> str:
         return IN_PYTHON[slice(*body_of(IN_PYTHON, name))]

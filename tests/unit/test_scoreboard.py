@@ -155,10 +155,10 @@ def test_the_block(day: Day) -> None:
 
 def test_a_readme_that_has_its_place_gets_it(day: Day) -> None:
     root = day.folder.parents[1]
-    text = generated(root, {})[day.folder / "README.md"]
+    text = generated(root, {}, {}, {})[day.folder / "README.md"]
     assert "<!-- scoreboard:begin -->\n| day | problem | CUDA |" in text
     (day.folder / "README.md").write_text(README.replace("scoreboard", "another"))
-    assert "| day | problem |" not in generated(root, {})[day.folder / "README.md"]
+    assert "| day | problem |" not in generated(root, {}, {}, {})[day.folder / "README.md"]
 
 
 def test_every_rung_of_the_days_is_found() -> None:

@@ -15,9 +15,9 @@ from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.paths import DAYS
 from common.bench import counters
-from common.bench.counters import SECTORS, WAVEFRONTS, Kernel, NotCounted
+from common.bench.counters import LAUNCH, SECTORS, WAVEFRONTS, Kernel, NotCounted
 from common.cpu import access_table
-from common.cpu.findings import LineCounts
+from common.cpu.findings import LineCounts, Trace
 from common.process import worker
 from common.process.events import Finished
 from common.report.terminal import Report
@@ -213,11 +213,13 @@ def test_further_counters_are_a_table() -> None:
 
 
 def test_the_cpu_backend_counts_by_the_same_names() -> None:
+    counts = [LOAD, OTHER_LOAD, STORE, SHARED, SHARED_ATOMIC]
+    launches = {"k": [(32, 0), (256, 64), (128, 96)], "other": [(64, 0)]}
     one, other = (
-        Kernel(**kernel)
-        for kernel in access_profile.kernels([LOAD, OTHER_LOAD, STORE, SHARED, SHARED_ATOMIC])
+        Kernel(**kernel) for kernel in access_profile.kernels(Trace([], counts, [], launches))
     )
     assert (one.name, other.name) == ("k", "other")
+    assert [one.counters[name] for name in LAUNCH] == [256, 64]
     assert [one.ratio(*SECTORS[kind]) for kind in SECTORS] == [6, 32]
     assert [one.counters[name] for name in WAVEFRONTS] == [64, 2]
     assert other.ratio(*WAVEFRONTS) == 0

@@ -54,7 +54,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         )  # fmt: skip
         platform = SimpleNamespace(device="cuda", arch="9.0a")
         options = RunOptions(quick=quick)
-        ceilings: Any = SimpleNamespace()
+        ceilings: Any = SimpleNamespace(rates={})
         whole: Any = worker.Run(
             None, platform, options, Direct(happened.append), None, backend, str, (),  # type: ignore[arg-type]
             ceilings=ceilings,
