@@ -3,7 +3,7 @@ call, by the address and content of its input, gets no time."""
 
 from __future__ import annotations
 
-import secrets
+import random
 from typing import Any
 
 import torch
@@ -13,22 +13,22 @@ from torch.utils._pytree import tree_leaves
 from common.base.declaration import Case, Problem
 from common.check.device import Backend
 from common.check.draw import Draw
+from common.check.random_case import session_seed
 
 TRIES = 5  # of a call that takes too long on fresh inputs: something else may have slowed it
-SLOWER = {
-    "cuda": 2.0,
-    "cpu": 4.0,
-}  # times its median, above which a call on fresh inputs is too slow
-LEAST = (
-    50e-6  # seconds of a call on the CPU: a shorter one mostly waits for the input's first bytes
-)
+# Times its median, above which a call on fresh inputs is too slow.
+SLOWER = {"cuda": 2.0, "cpu": 4.0}
+LEAST = 1e-3  # seconds on the CPU: a shorter call may take as long on a busy machine
 
 
-def draw_into(problem: Problem, case: Case, backend: Backend, inputs: tuple[Any, ...]) -> bool:
-    """Fill the tensors of the timed inputs with other values of the problem, by a seed that nothing
-    can foresee. Return False, without a change, if inputs of another seed do not fit in their place
-    or in the GPU's memory."""
-    draw = Draw(case, backend, seed=secrets.randbelow(1 << 31), fast=True)
+def draw_into(
+    problem: Problem, case: Case, backend: Backend, inputs: tuple[Any, ...], attempt: int = 0
+) -> bool:
+    """Fill the tensors of the timed inputs with other values of the problem, by the seed of the
+    session. Return False, without a change, if inputs of another seed do not fit in their place or
+    in the GPU's memory."""
+    seed = random.Random(f"{problem.name} {session_seed()} {attempt}").randrange(1 << 31)
+    draw = Draw(case, backend, seed=seed, fast=True)
     try:
         fresh = tree_leaves(problem.inputs(case, draw))
     except torch.OutOfMemoryError:

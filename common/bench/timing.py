@@ -31,6 +31,7 @@ from common.check.device import Backend
 from common.check.draw import Draw
 from common.check.expected import evaluate, map_tensors, message_of, signature_of, tensors_of
 from common.check.lacks import lacking
+from common.check.random_case import SEED_VARIABLE, session_seed
 from common.check.rungs import check_outputs
 
 THOROUGH, ON_CPU, QUICK = 2.0, 0.1, 0.05  # seconds of samples per rung, at most
@@ -146,21 +147,29 @@ def time_problem(
 
     stage("comparing what was timed")
     medians = {c.name: statistics.median(c.samples) for c in contenders}
-    slow = _on_fresh_inputs(problem, case, backend, inputs, contenders, medians)
+    own = [c for c in contenders if c.name in rungs]
+    # A baseline may have prepared a part of these inputs, so it is compared before others come.
+    distances = {
+        baseline.name: {
+            c.name: differs(baseline.output(), c.output(), problem.own_numbers) for c in own
+        }
+        for baseline in contenders
+        if baseline.name not in rungs
+    }
+    slow = _on_fresh_inputs(problem, case, backend, inputs, own, medians)
     expected = cache(partial(evaluate, problem, inputs))
     wrong = {
         c.name: check_outputs(problem, calls[c.name], expected, c.arguments, c.output())
-        for c in contenders
-        if c.name in rungs and not fell_back[c.name]
+        for c in own
+        if not fell_back[c.name]
     }
-    right = next((c for c in contenders if c.name in wrong and wrong[c.name] is None), None)
-    for baseline in [c for c in contenders if right and c.name not in rungs]:
-        assert right
-        if difference := differs(baseline.output(), right.output(), problem.own_numbers):
-            if baseline.name == PYTORCH:
+    right = next((name for name, failure in wrong.items() if failure is None), None)
+    for name, of_rungs in distances.items():
+        if right is not None and (difference := of_rungs[right]):
+            if name == PYTORCH:
                 raise MeasuringFault(f"pytorch= does not compute what the rungs do: {difference}")
-            del medians[baseline.name]
-            missing.append(f"{baseline.name} is not shown: {difference}")
+            del medians[name]
+            missing.append(f"{name} is not shown: {difference}")
     host: dict[str, float] = {}
     if backend.name == "cuda" and not quick:
         launching = {
@@ -185,7 +194,8 @@ def time_problem(
             )
             continue
         if (failure := wrong[contender.name]) is not None:
-            results[contender.name] = f"wrong after timing: {failure}"
+            again = f"{SEED_VARIABLE}={session_seed()} repeats it"
+            results[contender.name] = f"wrong after timing ({again}): {failure}"
             continue
         if contender in slow and (
             kept := _still_slow(problem, case, backend, inputs, contender, medians[contender.name])
@@ -570,8 +580,8 @@ def _on_fresh_inputs(
     contenders: list[Contender],
     medians: dict[str, float],
 ) -> list[Contender]:
-    """Run every contender once more, on inputs that none has been given before, by which their
-    outputs are judged. Return those that take far longer on them.
+    """Run the rungs once more, on inputs that none has been given before, by which their outputs
+    are judged. Return those that take far longer on them.
 
     If the problem has no other inputs of this layout, the outputs stay those of the last sample.
     """
@@ -593,8 +603,8 @@ def _still_slow(
 ) -> str:
     """Return the message for a call that takes far longer on fresh inputs each time, or ""."""
     times = []
-    for _ in range(TRIES):
-        draw_into(problem, case, backend, inputs)
+    for attempt in range(1, 1 + TRIES):
+        draw_into(problem, case, backend, inputs, attempt)
         contender.refill()
         times.append(_seconds_once(backend, contender))
         if not too_slow(backend, median, times[-1]):

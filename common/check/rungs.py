@@ -67,7 +67,7 @@ def _steps(run: CaseRun) -> list[Step]:
         (same_again, True),
         (other_orders, True),
         (further_rows, run.case.values == "nonfinite"),
-        (late_streams, not on_gpu),
+        (late_streams, not on_gpu and (run.rung.of_library or problem.several_streams)),
         (side_stream, on_gpu),
         (graph, on_gpu and not run.rung.not_captured and not UNCACHED),
         (gradients, problem.gradients),
