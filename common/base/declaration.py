@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,7 +127,7 @@ class Rung:
         -> the gradients of the rung's inputs, a tensor or a tuple with None for inputs without one.
         The upstream gradients are contiguous. saves: (inputs, output) -> the argument `saved` of
         `backward`, a tuple of tensors and plain values.
-    load: for a custom build: takes a `common.build.own_way.Builder`, returns the callable. The
+    load: for a custom build: takes a `common.build.custom_build.Builder`, returns the callable. The
         default is torch.ops.dayNN.<name>.
     triton: for a kernel in Triton, the module of the day's folder whose function of the rung's name
         launches it. It is skipped without Triton, and interpreted on the CPU.
@@ -212,9 +212,9 @@ class Problem:
         of their result is compared with that of the rungs.
     libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
     outputs_exact: outputs must be equal to the last bit (integers, copies).
-    several_streams: True if rungs use further streams. Then the CPU backend also checks them with
-        streams that run their work as late as legal (common/cpu/README.md), so that a missing
-        event gives a wrong result.
+    several_streams: True if rungs use further streams. The CPU backend checks every rung with
+        streams that run their work as late as legal (common/cpu/README.md), so that a missing event
+        gives a wrong result; these in three orders, and with host arrays that count as pinned.
     gradients: True if the operator has a backward, checked against float64 autograd. Then a
         training step is timed: the forward pass and the backward pass together.
     unwatched: why compute-sanitizer cannot run it, "" if it can: under that tool, the problem is
@@ -258,7 +258,7 @@ class Problem:
 
 
 def grid(
-    shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], values: str = "normal"
 ) -> tuple[Case, ...]:
     """Return a case for every shape with every dtype."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)

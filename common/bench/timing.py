@@ -21,9 +21,10 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from common.base.ceilings import Ceilings, share_of
-from common.base.declaration import Cost, Library, Problem, Rung
+from common.base.declaration import Case, Cost, Library, Problem, Rung
 from common.base.outcome import HOST_CLOCK, Timing
 from common.base.targets import PYTORCH
+from common.bench.fresh_inputs import TRIES, draw_into, fill, too_slow
 from common.bench.host_time import host_microseconds
 from common.bench.showing import wake_gpu
 from common.check.device import Backend
@@ -54,7 +55,8 @@ class Contender:
     """A call to time. run: one timed unit, which makes `calls` calls. samples: seconds per call.
 
     output: returns the last call's result; arguments: those of that call; both are checked again.
-    restore: resets, before each unit, the arguments that the last one wrote.
+    restore: resets, before each unit, the arguments that the last one wrote. refill: gives all
+    arguments the values of the problem's inputs. once: makes one call.
     call: the callable itself, kept because a CUDA graph reads memory that it holds.
     """
 
@@ -66,6 +68,8 @@ class Contender:
     output: Callable[[], Any]
     arguments: tuple[Any, ...]
     restore: Callable[[], None]
+    refill: Callable[[], None]
+    once: Callable[[], None]
     call: Callable[..., Any]
     samples: list[float] = field(default_factory=list)
 
@@ -142,6 +146,7 @@ def time_problem(
 
     stage("comparing what was timed")
     medians = {c.name: statistics.median(c.samples) for c in contenders}
+    slow = _on_fresh_inputs(problem, case, backend, inputs, contenders, medians)
     expected = cache(partial(evaluate, problem, inputs))
     wrong = {
         c.name: check_outputs(problem, calls[c.name], expected, c.arguments, c.output())
@@ -181,6 +186,11 @@ def time_problem(
             continue
         if (failure := wrong[contender.name]) is not None:
             results[contender.name] = f"wrong after timing: {failure}"
+            continue
+        if contender in slow and (
+            kept := _still_slow(problem, case, backend, inputs, contender, medians[contender.name])
+        ):
+            results[contender.name] = kept
             continue
         timing = Timing(
             case=str(case),
@@ -419,8 +429,23 @@ def _prepare(
                         if isinstance(mine, torch.Tensor):
                             mine.copy_(first)
 
+        def refill() -> None:
+            for one in used:
+                for mine, first in zip(tree_leaves(one), tree_leaves(inputs), strict=True):
+                    fill(mine, first)
+
         return Contender(
-            rung.name, run, calls, note, host_timed, lambda: last[0], used[-1], restore, call
+            name=rung.name,
+            run=run,
+            calls=calls,
+            note=note,
+            host_timed=host_timed,
+            output=lambda: last[0],
+            arguments=used[-1],
+            restore=restore,
+            refill=refill,
+            once=once,
+            call=call,
         )
 
     def with_inputs(arguments: tuple[Any, ...]) -> Callable[[], None]:
@@ -535,6 +560,61 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
         backend.synchronize()
         for contender, start, stop in pending:
             contender.samples.append(start.elapsed_time(stop) / 1e3 / contender.calls)
+
+
+def _on_fresh_inputs(
+    problem: Problem,
+    case: Case,
+    backend: Backend,
+    inputs: tuple[Any, ...],
+    contenders: list[Contender],
+    medians: dict[str, float],
+) -> list[Contender]:
+    """Run every contender once more, on inputs that none has been given before, by which their
+    outputs are judged. Return those that take far longer on them.
+
+    If the problem has no other inputs of this layout, the outputs stay those of the last sample.
+    """
+    if not draw_into(problem, case, backend, inputs):
+        return []
+    for contender in contenders:
+        contender.refill()
+    seconds = {contender.name: _seconds_once(backend, contender) for contender in contenders}
+    return [c for c in contenders if too_slow(backend, medians[c.name], seconds[c.name])]
+
+
+def _still_slow(
+    problem: Problem,
+    case: Case,
+    backend: Backend,
+    inputs: tuple[Any, ...],
+    contender: Contender,
+    median: float,
+) -> str:
+    """Return the message for a call that takes far longer on fresh inputs each time, or ""."""
+    times = []
+    for _ in range(TRIES):
+        draw_into(problem, case, backend, inputs)
+        contender.refill()
+        times.append(_seconds_once(backend, contender))
+        if not too_slow(backend, median, times[-1]):
+            return ""
+    return (
+        f"a call takes {min(times) / median:.1f} times as long on inputs that it has not been "
+        "given before: is a result kept?"
+    )
+
+
+def _seconds_once(backend: Backend, contender: Contender) -> float:
+    """Return the seconds of one call: by the host's clock, or of one unit by events."""
+    if contender.host_timed:
+        return _host_seconds(backend, contender.once)
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    contender.run()
+    stop.record()
+    backend.synchronize()
+    return start.elapsed_time(stop) / 1e3 / contender.calls
 
 
 def _spread(samples: list[float]) -> float:

@@ -4,7 +4,7 @@ A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
     python        how the day's .cu files get into Python
     run           the output of `run_day.py N`
-    results       the table of the day's rungs
+    results       the table of the day's rungs, and that of their kernels
     practice      the day's exercises
     neighbours    links to the day before and the day after
     ceilings      in the README of day 50: the stored ceilings of each GPU
@@ -16,6 +16,7 @@ A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ from common.base.verdict import Score
 from common.base.where import versions
 from common.report.climb import climb, steps_of
 from common.report.columns import MARKDOWN, PROGRESS, in_markdown, markdown_table
+from common.report.evidence import EVIDENCE, Evidence, evidence_block, from_text
 from common.report.files import ResultsError
 from common.report.glossary import glossary
 from common.report.in_python import python_block
@@ -146,7 +148,9 @@ def generated(
             raise ResultsError(f"{readme} is missing; it must hold {begin_of('results')}")
         text = readme.read_text(encoding="utf-8")
         results = [one.main for one in stored.get(day.number, [])]
-        blocks = {"results": results_block(results)}
+        evidence = read_evidence(day)
+        kernels = evidence_block(evidence, further=False)
+        blocks = {"results": "\n\n".join(filter(None, [results_block(results), kernels]))}
         blocks["python"] = python_block(day)
         blocks["run"] = run_block(results)
         blocks["practice"] = practice_block(day)
@@ -163,7 +167,8 @@ def generated(
             if picture := plot(one.rungs):
                 files[day.folder / PLOT] = picture
         if day.further:
-            files |= _generated_further(day.further.folder, everything.get(day.number, []))
+            results = everything.get(day.number, [])
+            files |= _generated_further(day.further.folder, results, evidence)
     return files
 
 
@@ -173,7 +178,16 @@ def _with_a_main_line(stored: dict[int, list[Stored]]) -> dict[int, list[Stored]
     return {day: results for day, results in found.items() if results}
 
 
-def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str]:
+def read_evidence(day: Day) -> Evidence | None:
+    """Return the stored evidence of a day's kernels, or None. Raise ResultsError for an invalid
+    file."""
+    path = day.folder / "results" / EVIDENCE
+    return from_text(path) if os.path.lexists(path) else None
+
+
+def _generated_further(
+    folder: Path, stored: Sequence[Stored], evidence: Evidence | None
+) -> dict[Path, str]:
     """Return the README of the part beyond a day's main line, and its plot."""
     readme = folder / "README.md"
     beyond = [one.further for one in stored if one.further.rungs]
@@ -181,6 +195,7 @@ def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str
     if beyond and (output := beyond[0].output):
         shown = [f"| {printable(line)}" for line in output]
         block = "\n".join([block, "", "```text", *shown, "```"])
+    block = "\n\n".join(filter(None, [block, evidence_block(evidence, further=True)]))
     text = replaced(readme, readme.read_text(encoding="utf-8"), "results", block)
     picture = plot(beyond[0].rungs) if beyond else ""
     return {readme: text} | ({folder / PLOT: picture} if picture else {})

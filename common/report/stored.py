@@ -2,6 +2,7 @@
 
     days/dayNN/results/<gpu>.json      the measured results, written only by --write
     days/dayNN/results/mutants.json    the score of --mutants, written by --mutants --write
+    days/dayNN/results/evidence.json   see evidence.py
     days/dayNN/results/show/NAME.json, NAME.svg
                                        files of the day's `show`, written only by --write; beyond
                                        the main line, in days/dayNN/further/results/show
@@ -32,7 +33,8 @@ from common.base.plain import PlainError, decode, parse
 from common.base.targets import all_met
 from common.base.verdict import Score
 from common.base.where import slug
-from common.report import markdown
+from common.report import evidence, markdown
+from common.report.evidence import EVIDENCE, Evidence
 from common.report.files import ResultsError, write_atomically
 from common.report.markdown import Stored
 from common.report.runs import FORMAT
@@ -182,7 +184,7 @@ def _folder(root: Path, day: int) -> Path:
 
 def _read_files(root: Path, days: str = "day*") -> dict[Path, Stored]:
     found = (root / "days").glob(f"{days}/{RESULTS}/*.json")
-    return {path: from_text(path) for path in found if path.name != MUTANTS}
+    return {path: from_text(path) for path in found if path.name not in (MUTANTS, EVIDENCE)}
 
 
 def _by_day(files: dict[Path, Stored], ceilings: dict[str, Ceilings]) -> dict[int, list[Stored]]:
@@ -241,6 +243,15 @@ def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
         days = numbers(score.day for score in scores)
         said.append(f"stored the mutants of day {days} in days/dayNN/{RESULTS}/{MUTANTS}")
     return said + _write_changed(root, generated)
+
+
+def store_evidence(found: Sequence[Evidence], root: Path = ROOT) -> list[str]:
+    """Store the evidence of these days and regenerate the files that depend on it; return messages.
+    Raise ResultsError if a file cannot be written."""
+    for one in found:
+        write_atomically(_folder(root, one.day) / EVIDENCE, evidence.to_text(one))
+    said = [f"stored the evidence of day {numbers(one.day for one in found)}"] if found else []
+    return said + regenerate(root)
 
 
 def read_scores(root: Path = ROOT, days: str = "day*") -> dict[int, Score]:

@@ -9,97 +9,52 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common.base.cache import keep_compilers_caches
 from common.base.ceilings import ceilings_of
+from common.base.compiling import BuildError
 from common.base.day_files import DayFileError, text_of
-from common.base.days import Day, discover
+from common.base.days import Day, discover, read_day
 from common.base.figures import numbers
-from common.base.outcome import FAIL, PASS, DayOutcome
-from common.base.paths import DAYS, ROOT
+from common.base.options import RunOptions
+from common.base.outcome import FAIL, PASS, DayOutcome, Skip
+from common.base.paths import ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import cores, device_name, versions, where
 from common.cpu import libraries, models
-from common.practice.exercise import linked_for
 from common.practice.journal import Journal, JournalError, practice_folder
+from common.practice.progress import exercises_of
 from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_of
-from common.practice.standing import exercises_of
+from common.practice.steps import linked_for
 from common.process.child import Child, end_strays, fork
-from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
+from common.process.events import Channel, Direct, Ended, Event, Finished, Progress, Step
+from common.report import markdown, stored
 from common.report import runs as reports
-from common.report import stored
 from common.report.comparison import Change, compare, compared_lines, in_one_only
 from common.report.drawn_call import DrawnRungs
 from common.report.files import ResultsError, check_writable, write_atomically
 from common.report.terminal import NO_TIMES, Report
-from common.run.room import keep_seconds, longest_first, room, seconds_file
 from common.run.runner import (
     BUILD_GRACE,
     ONE_BY_ONE,
     POLL,
     Runner,
-    Step,
     devices,
-    jobs_allowed,
-    no_attention,
 )
+from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
 from common.run.selection import Selection, SelectionError, select
 
-EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_PASSED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
-TIME_LIMIT = {"cuda": 120.0, "cpu": 300.0}  # seconds per day, of running time
 SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is sent again
-SANITIZER_SLOWDOWN = 10  # factor on the limit: a tool may slow kernels this much
 
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
-# "profiled" runs the rungs and nothing else, in one process, under a profiler.
-MODES = ("run", "sanitize", "profile", "profiled", "compile", "draw")
 NO_CEILINGS = "this GPU's ceilings are unknown, so no shares are shown: run_day.py 50 measures them"
 NO_DRAWING_ON_GPU = "drawn on the CPU backend, which sees every access; a GPU does not tell them"
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the command line. mode: one of MODES. jobs: builds at a time, 0 for the number
-    that cores and memory allow. side_by_side: days checked at a time on one device, 0 likewise.
-    time_limit: seconds per day, 0 for the device's default. archs: for mode "compile". model: the
-    card that the CPU backend simulates, "" for its default. days: folder of the days. svg: path of
-    the drawings, in mode "draw"; None for a file next to that of `swap`, or no file without `swap`.
-    further: also run the parts beyond the main lines. verbose: show how rungs were checked.
-    in_process: run in this process (for tools that watch one process). watched: such a tool traces
-    every access. rungs: run only these. alone: time them without libraries. For the last three see
-    `common.process.worker.Work`. swap: a day's source, and the file that replaces it. attend:
-    called repeatedly while waiting; an exception it raises ends the run."""
-
-    selected: tuple[str, ...]
-    shard: str = ""
-    device: str = "auto"
-    mode: str = "run"
-    quick: bool = False
-    bench: bool = True
-    jobs: int = 0
-    side_by_side: int = 0
-    time_limit: float = 0.0
-    archs: tuple[str, ...] = ("8.0", "9.0a")
-    json: Path | None = None
-    html: Path | None = None
-    svg: Path | None = None
-    write: bool = False
-    colour: bool = True
-    model: str = ""
-    days: Path = DAYS
-    further: bool = False
-    verbose: bool = False
-    in_process: bool = False
-    watched: bool = False
-    rungs: tuple[str, ...] = ()
-    alone: bool = False
-    swap: tuple[Path, Path] | None = None
-    attend: Callable[[], None] = no_attention
 
 
 class Refused(Exception):
@@ -197,16 +152,11 @@ class _Import(threading.Thread):
             raise self.error
 
 
-def run(options: Options) -> int:
+def run(options: RunOptions) -> int:
     """Execute the options and return the exit code."""
     report = Report(colour=options.colour, verbose=options.verbose)
     try:
-        selection = select(
-            options.selected,
-            options.days,
-            options.shard,
-            options.further or options.write,  # whole days are stored
-        )
+        selection = select(options.selected, options.days, options.shard, options.whole_days)
         if options.swap:
             options, selection = _swapped(options, selection, *options.swap)
     except SelectionError as error:
@@ -247,8 +197,8 @@ def run(options: Options) -> int:
 
 
 def _swapped(
-    options: Options, selection: Selection, original: Path, other: Path
-) -> tuple[Options, Selection]:
+    options: RunOptions, selection: Selection, original: Path, other: Path
+) -> tuple[RunOptions, Selection]:
     """Return the options and the selection with `other` in place of a file of the days; both paths
     as in the days. Raise SelectionError if no day has such a file."""
     try:
@@ -271,7 +221,7 @@ def _swapped(
     return replace(options, swap=(files[0], other)), replace(selection, days=days)
 
 
-def _run(options: Options, selection: Selection, report: Report) -> int:
+def _run(options: RunOptions, selection: Selection, report: Report) -> int:
     began = time.monotonic()
     try:
         platform = prepare(options, selection, report)
@@ -286,8 +236,8 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
     for outcome in broken:
         report.day(outcome)
     if options.in_process:
-        step, work = _step(options.mode, platform), _work(options, platform)
-        outcomes = in_process(selection.days, platform, step, work, report)
+        step = _step(options.mode, platform)
+        outcomes = in_process(selection.days, platform, step, options, report)
     else:
         known = seconds_file(platform, options.quick)
         side_by_side = options.mode == "run" and platform.device == "cuda"
@@ -324,7 +274,7 @@ def refuse(refused: Refused) -> int:
     return refused.code
 
 
-def prepare(options: Options, selection: Selection, report: Report) -> Platform:
+def prepare(options: RunOptions, selection: Selection, report: Report) -> Platform:
     """Return the platform that days run on, after importing PyTorch meanwhile. Raise Refused."""
     keep_compilers_caches()
     importing = _Import()
@@ -363,7 +313,7 @@ def prepare(options: Options, selection: Selection, report: Report) -> Platform:
     return platform
 
 
-def _obstacles(options: Options, selection: Selection, platform: Platform) -> list[str]:
+def _obstacles(options: RunOptions, selection: Selection, platform: Platform) -> list[str]:
     """Return reasons why every build would fail, one per line; [] if there is nothing to build."""
     from common.build import day_build
     from common.run.doctor import obstacles
@@ -374,44 +324,18 @@ def _obstacles(options: Options, selection: Selection, platform: Platform) -> li
         except Exception:
             return False  # the day's own failure, reported with it
 
-    if options.mode != "compile" and all(built(day) for day in selection.days):
+    if options.mode != "compile-only" and all(built(day) for day in selection.days):
         return []
     return obstacles()
 
 
-def title(options: Options, platform: Platform) -> str:
+def title(options: RunOptions, platform: Platform) -> str:
     """Return the first line of a run."""
-    if options.mode == "compile":
+    if options.mode == "compile-only":
         toolkit = platform.toolkit
         version = toolkit.version if toolkit else "missing"
         return f"compiling for {', '.join(options.archs)} with nvcc {version}, running nothing"
     return platform.label()
-
-
-def _work(options: Options, platform: Platform, side_by_side: int = 1) -> Any:
-    from common.process.worker import Work
-
-    limit = options.time_limit or TIME_LIMIT[platform.device]
-    arguments = () if options.days == DAYS else ("--days", str(options.days))
-    if options.further or options.write or "all" in options.selected:
-        arguments = (*arguments, "--further")
-    if options.model:
-        arguments = (*arguments, "--model", options.model)
-    if options.rungs:
-        arguments = (*arguments, "--rungs", ",".join(options.rungs))
-    if options.swap:
-        arguments = (*arguments, "--swap", *map(str, options.swap))
-    return Work(
-        options.quick,
-        options.bench,
-        limit,
-        options.watched,
-        arguments,
-        rungs=options.rungs,
-        alone=options.alone,
-        explain=not options.watched,
-        threads=max(1, cores() // side_by_side) if side_by_side > 1 else 0,
-    )
 
 
 def _step(mode: str, platform: Platform) -> Step:
@@ -422,47 +346,43 @@ def _step(mode: str, platform: Platform) -> Step:
 
 
 def make_runner(
-    options: Options, days: Sequence[Day], platform: Platform, report: Report
+    options: RunOptions, days: Sequence[Day], platform: Platform, report: Report
 ) -> Runner:
     """Return the runner of the days, as the options request."""
     from common.build import day_build, nvcc
+    from common.tools.kernel_evidence import compile_kernels
 
-    held = ONE_BY_ONE
-    if options.mode == "run" and len(days) > 1:
-        held = room(platform, len(days), options.quick, options.side_by_side)
-    work = _work(options, platform, held.checked * devices(platform, len(days)))
-    jobs = jobs_allowed(options.jobs)
-    if options.mode == "compile":
+    if options.mode == "compile-only":
         archs = list(options.archs)
         return Runner(
             days,
             platform,
+            options,
             None,
-            lambda day: nvcc.compile_only(day, archs),
+            compile_kernels if options.write else lambda day: nvcc.compile_only(day, archs),
             lambda day: False,
-            work,
             report,
-            jobs,
-            work.time_limit,
-            options.attend,
         )
+    held = ONE_BY_ONE
+    if options.mode == "run" and len(days) > 1:
+        held = capacity(platform, len(days), options.quick, options.side_by_side)
+    side_by_side = held.checked * devices(platform, len(days))
+    if side_by_side > 1:
+        options = replace(options, threads=max(1, cores() // side_by_side))
     return Runner(
         days,
         platform,
+        options,
         _step(options.mode, platform),
         lambda day: day_build.build(day, platform),
         lambda day: day_build.ready(day, platform),
-        work,
         report,
-        jobs,
-        work.time_limit * (1 if options.mode == "run" else SANITIZER_SLOWDOWN),
-        options.attend,
         held,
     )
 
 
 def in_process(
-    days: Sequence[Day], platform: Platform, step: Step, work: Any, report: Report
+    days: Sequence[Day], platform: Platform, step: Step, options: RunOptions, report: Report
 ) -> list[DayOutcome]:
     """Run days in this process, unprotected, for tools that watch a single process."""
     from common.build.day_build import build
@@ -482,13 +402,13 @@ def in_process(
                     pass  # not shown here
 
         build(day, platform)
-        step(day, platform, work, Direct(handle))
+        step(day, platform, options, Direct(handle))
         progress.conclude()
         outcomes.append(progress.outcome)
     return outcomes
 
 
-def check_targets(options: Options) -> None:
+def check_targets(options: RunOptions) -> None:
     """Raise ResultsError if a file that the run is to write cannot be written."""
     for path in (options.json, options.html, _drawing(options)):
         if path:
@@ -498,14 +418,14 @@ def check_targets(options: Options) -> None:
         stored.read_scores(options.days.parent)
 
 
-def _drawing(options: Options) -> Path | None:
+def _drawing(options: RunOptions) -> Path | None:
     if options.mode == "draw" and options.swap and options.svg is None:
         return options.swap[1].with_suffix(".svg")
     return options.svg
 
 
 def _store(
-    options: Options,
+    options: RunOptions,
     platform: Platform,
     outcomes: Sequence[DayOutcome],
     report: Report,
@@ -527,12 +447,35 @@ def _store(
             write_atomically(svg, DrawnRungs.of(rungs).svg())
             report.text(f"wrote {svg}")
         if write:
-            for text in stored.store(run, options.days.parent):
+            if options.mode in ("compile-only", "profile"):
+                lines = _store_evidence(options, outcomes)
+            else:
+                lines = stored.store(run, options.days.parent)
+            for text in lines:
                 report.text(text)
     except ResultsError as error:
         report.text(str(error), "red")
         return False
     return True
+
+
+def _store_evidence(options: RunOptions, outcomes: Sequence[DayOutcome]) -> list[str]:
+    """Store the evidence of the passed days' kernels; return messages. Raise ResultsError."""
+    from common.tools.kernel_evidence import EvidenceError, gather
+
+    said, found = [], []
+    for outcome in outcomes:
+        if reason := stored.unfit(outcome):
+            said.append(f"day {outcome.number} is not stored: {reason}")
+            continue
+        try:
+            day = read_day(options.days / outcome.name).with_further()
+            before = markdown.read_evidence(day)
+            profile = outcome.rungs if options.mode == "profile" else ()
+            found.append(gather(day, profile, before))
+        except (Skip, EvidenceError, BuildError) as error:
+            said.append(f"day {outcome.number} is not stored: {error}")
+    return said + stored.store_evidence(found, options.days.parent)
 
 
 def write_page(

@@ -6,17 +6,18 @@ import io
 from dataclasses import replace
 
 from common.base.days import Day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL
 from common.base.toolchain import Platform, detect
 from common.report.drawn_call import DrawnRungs
 from common.report.terminal import Report
-from common.run.command import Options, make_runner
+from common.run.command import make_runner
 
 
 def draw_day(
     day: Day,
     platform: Platform,
-    options: Options,
+    options: RunOptions,
     rungs: tuple[str, ...],
     report: Report | None = None,
 ) -> DrawnRungs:

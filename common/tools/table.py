@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from common.base.days import Day
-from common.base.toolchain import Platform
-from common.process.events import Channel
-from common.process.worker import Work
+from common.process.events import Step
 from common.tools import access_profile, compute_sanitizer, debugger, launch_drawing, nsight
-
-Step = Callable[[Day, Platform, Work, Channel], None]  # see common.process.worker.run_day
 
 TOOLS: dict[tuple[str, str], Step] = {
     ("sanitize", "cuda"): compute_sanitizer.run_day,

@@ -28,7 +28,8 @@ class Standing:
 
     @property
     def in_l2(self):
-        return IN_L2 in self.best.timing.note
+        timing = self.best.timing
+        return timing is not None and IN_L2 in timing.note
 
 
 def copy_rate(rungs):

@@ -15,10 +15,12 @@ from common.base.ceilings import Ceilings
 from common.base.declaration import COMPILE, Case, Cost, Problem, Rung
 from common.base.outcome import PASS, RungOutcome, Timing
 from common.bench import timing as bench
+from common.bench.fresh_inputs import draw_into, fill
 from common.bench.host_time import host_microseconds, host_times
 from common.bench.showing import rows_as_json, seconds_in_turn
 from common.bench.traces import launches_of, traced_events
 from common.check.device import Backend
+from common.check.draw import Draw
 from common.process.worker import remark_host_time
 from common.report.columns import HOST
 
@@ -175,6 +177,54 @@ def test_a_rung_that_goes_wrong_while_it_is_timed_gets_no_time() -> None:
     assert str(results["first"]).startswith("wrong after timing")
 
 
+def test_a_result_that_is_kept_by_address_and_content_gets_no_time() -> None:
+    kept: dict[tuple[int, float], torch.Tensor] = {}
+
+    def works(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(2e-3)
+        return x * 2
+
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        key = x.data_ptr(), float(x.sum())
+        if key not in kept:
+            kept[key] = works(x)
+        return kept[key].clone()
+
+    results = bench.time_problem(
+        problem(), {"first": keeps, "second": works}, Backend("cpu"), None, quick=True
+    )
+    assert str(results["first"]).endswith("before: is a result kept?")
+    assert isinstance(results["second"], Timing), results
+
+
+def test_what_is_timed_is_judged_on_inputs_that_it_has_not_been_given_before() -> None:
+    """A result kept by address alone is that of other inputs."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        return kept.setdefault(x.data_ptr(), x * 2).clone()
+
+    one = problem(rungs=(Rung("first", ""),))
+    results = bench.time_problem(one, {"first": keeps}, Backend("cpu"), None, quick=True)
+    assert str(results["first"]).startswith("wrong after timing")
+
+
+def test_inputs_that_do_not_fit_in_their_place_are_not_drawn_again() -> None:
+    """A scalar of a captured call stays as it is."""
+    scaled = problem(
+        inputs=lambda case, draw: (draw(*case.shape), draw.seed),
+        reference=lambda x, factor: x * factor,
+    )
+    inputs = scaled.inputs(Case((8,)), Draw(Case((8,)), Backend("cpu")))
+    before = inputs[0].clone()
+    assert not draw_into(scaled, Case((8,)), Backend("cpu"), inputs)
+    assert torch.equal(inputs[0], before)
+    repeated = (torch.zeros(1).expand(4), torch.zeros(4))
+    for place in repeated:
+        fill(place, torch.ones(1).expand(4) if place.stride() == (0,) else torch.ones(4))
+        assert torch.equal(place, torch.ones(4))
+
+
 def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
     """In every call; and the other contenders, PyTorch's call among them, find it so too."""
     seen: set[float] = set()
@@ -192,8 +242,9 @@ def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
     calls = {"first": doubles, "second": pure}
     results = bench.time_problem(one, calls, Backend("cpu"), None, quick=True)
     assert all(isinstance(result, Timing) for result in results.values()), results
-    # Warm-up calls it three times in a row; every timed call finds the first value.
-    assert len(seen) == 3
+    # Warm-up calls it three times in a row; every timed call finds the first value, and the last
+    # call fresh inputs.
+    assert len(seen) == 4
 
 
 def test_tensors_of_a_list_that_a_rung_writes_are_given_back() -> None:
@@ -216,8 +267,9 @@ def test_tensors_of_a_list_that_a_rung_writes_are_given_back() -> None:
     )
     results = bench.time_problem(one, {"first": doubles}, Backend("cpu"), None, quick=True)
     assert isinstance(results["first"], Timing), results
-    # Warm-up calls it three times in a row; PyTorch's call has separate tensors.
-    assert len(seen) == 3
+    # Warm-up calls it three times in a row; PyTorch's call has separate tensors; the last call of
+    # each has fresh inputs.
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(
@@ -268,21 +320,25 @@ def test_an_unknown_ceiling_gives_no_share() -> None:
     assert (one.bound, one.share) == ("fp8", None)
 
 
-def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches() -> None:
+def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     size = 1 << 20
     declared = {
         "bench_cpu": Case((size,)),
         "cost": lambda case: Cost(bytes=8 * case.shape[0]),
         "rungs": (Rung("kept", ""), Rung("copied", "")),
     }
-    known: dict[int, torch.Tensor] = {}
+    known: dict[tuple[int, float], torch.Tensor] = {}
 
     def kept(x: torch.Tensor) -> torch.Tensor:
-        if x.data_ptr() not in known:
-            known[x.data_ptr()] = x * 2
-        return known[x.data_ptr()]
+        key = x.data_ptr(), float(x[0])
+        if key not in known:
+            known[key] = x * 2
+        return known[key]
 
     calls = {"kept": kept, "copied": lambda x: x * 2}
+    monkeypatch.setattr(bench, "too_slow", lambda *_: False)  # would find it first
     found = bench.time_problem(problem(**declared), calls, Backend("cpu"), None, quick=True)
     assert isinstance(found["kept"], str) and "a copy of as many bytes reaches" in found["kept"]
     assert isinstance(found["copied"], Timing), found["copied"]
@@ -296,7 +352,7 @@ def test_the_rate_of_a_copy_does_not_wait_for_busy_cores(monkeypatch: pytest.Mon
 
 
 def test_rows_are_written_a_line_each() -> None:
-    found = {"copy in": [[0, 1.5], [1, 2.5]], "kernel": [["a"]]}
+    found: dict[str, list[object]] = {"copy in": [[0, 1.5], [1, 2.5]], "kernel": [["a"]]}
     text = rows_as_json(found)
     assert json.loads(text) == found
     assert [line.strip(" ,") for line in text.splitlines() if line.startswith("  ")] == [

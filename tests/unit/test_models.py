@@ -4,6 +4,7 @@ card lacks something."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -142,11 +143,11 @@ def test_only_live_branches_are_edited_and_refused() -> None:
 # ---------------------------------------------------------------- cards that lack something
 
 
-def lacks_from(columns: int):
+def lacks_from(columns: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a softmax for rows shorter than that; for others it reports that the card lacks
     memory."""
 
-    def softmax(x):
+    def softmax(x: torch.Tensor) -> torch.Tensor:
         if x.shape[-1] >= columns:
             raise RuntimeError(f"{PHRASE}shared memory for a row: it needs 9 bytes\nand more")
         return torch.softmax(x, -1)

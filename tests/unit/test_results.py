@@ -20,6 +20,7 @@ from common.base import figures
 from common.base.ceilings import Ceilings
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.report import files, runs, stored
+from common.report.evidence import Evidence, KernelCode
 from common.report.files import ResultsError
 from common.report.markdown import best_rung
 from common.report.terminal import Report
@@ -78,6 +79,7 @@ def declare(root: Path, **problems: Sequence[str]) -> None:
 
 
 def timing(**changes: Any) -> Timing:
+    known: dict[str, Any]
     known = {"case": "1024 float32", "ms": 0.25, "spread": 0.01, "samples": 50, "gbs": 4000.0}
     known |= {"tflops": 1.0, "bound": "copy", "pytorch_ms": 0.5}
     return Timing(**(known | changes))
@@ -147,6 +149,24 @@ def files_in(root: Path) -> dict[Path, bytes]:
     """Return all files below a folder, with their contents, except Python's cached modules."""
     found = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {path: path.read_bytes() for path in found}
+
+
+def test_kernels_have_a_table_below_the_results(root: Path) -> None:
+    code = KernelCode("add_kernel<float>", 40, 0, 0, 0, 16, 4, False, 0, further=False)
+    assert stored.store_evidence([Evidence(1, "", "13.0", "9.0a", [code])], root) == [
+        "stored the evidence of day 1",
+        *(
+            f"wrote {name}"
+            for name in ("progress.md", "days/day01/README.md", "days/day02/README.md")
+        ),
+    ]
+    text = (root / "days/day01/README.md").read_text()
+    block = text[text.index(BEGIN) : text.index(END)]
+    assert block.index("Not measured yet.") < block.index("| `add_kernel` | 40 | 16 B | 4 B |")
+    assert "add_kernel" not in (root / "days/day02/README.md").read_text()
+    stored.store(run(H200, passed(1)), root)  # keeps it
+    assert "| `add_kernel` | 40 |" in (root / "days/day01/README.md").read_text()
+    assert stored.check(root) == []
 
 
 def test_a_readme_without_its_block_stores_nothing(root: Path) -> None:
@@ -336,7 +356,11 @@ def test_a_folder_that_cannot_be_made(root: Path) -> None:
 )
 def test_a_damaged_stored_result_is_named(root: Path, text: str) -> None:
     stored.store(run(H200, passed(1), passed(2)), root)
-    for name, what in (("nvidia-h200", "stored result"), ("mutants", "score of mutants")):
+    for name, what in (
+        ("nvidia-h200", "stored result"),
+        ("mutants", "score of mutants"),
+        ("evidence", "evidence"),
+    ):
         file = root / f"days/day01/results/{name}.json"
         file.unlink(missing_ok=True)
         if text in ("folder", "pipe"):
@@ -345,6 +369,8 @@ def test_a_damaged_stored_result_is_named(root: Path, text: str) -> None:
             file.write_text(text, errors="surrogateescape")
         assert f"{name}.json holds no {what}" in stored.check(root)[0]
         with pytest.raises(ResultsError, match=name):
+            if name == "evidence":
+                stored.regenerate(root)
             stored.read_scores(root) if name == "mutants" else stored.read_stored(root)
         assert stored.read_stored(root, "day02")[2], "another day's are read"
         file.rmdir() if text == "folder" else file.unlink()
@@ -430,7 +456,7 @@ def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-OTHERS = [None, True, -1, 1.5, "../x", [[]], {"a": 1}, 10**400]
+OTHERS: list[Any] = [None, True, -1, 1.5, "../x", [[]], {"a": 1}, 10**400]
 
 
 def test_a_report_changed_anywhere_is_taken_or_refused_by_its_field(tmp_path: Path) -> None:

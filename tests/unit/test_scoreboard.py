@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.base.days import Day, discover, read_day
-from common.base.outcome import FAIL, PASS, RungOutcome, Timing
+from common.base.outcome import FAIL, PASS, RungOutcome, Status, Timing
 from common.report.markdown import Stored, generated, scoreboard_block
 from common.report.scoreboard import items_of, lines_of, pairs, twin_modules
 
@@ -74,7 +74,7 @@ WHERE = {"gpu": "NVIDIA H200", "arch": "9.0a", "nvcc": "13.0", "torch": "2.11.0"
 WHERE |= {"driver": "580", "date": "2026-01-02"}
 
 
-def rung(name: str, ms: float | None, problem: str = "add", status: str = PASS) -> RungOutcome:
+def rung(name: str, ms: float | None, problem: str = "add", status: Status = PASS) -> RungOutcome:
     timing = None if ms is None else Timing("1024 float32", ms, 0.01, 50)
     return RungOutcome(problem, name, "", status, timing=timing)
 
