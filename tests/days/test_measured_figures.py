@@ -1,4 +1,4 @@
-"""Figures in prose: a measured one stands in a generated table, or has its GPU and date."""
+"""Figures in prose: measured ones stand in generated tables or have their GPU and date; one clock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 
 import pytest
 
+from common.base.ceilings import ceilings_of
 from common.base.days import Day, discover
 
 FOUND, _ = discover()
 every_day = pytest.mark.parametrize("day", FOUND, ids=[day.name for day in FOUND])
 
+TEXTS = (".md", ".cu", ".cuh", ".py", ".toml")
 GENERATED = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
@@ -59,6 +61,18 @@ def test_a_measured_figure_is_in_a_table_or_has_a_date(day: Day) -> None:
         assert not (figures := undated(text, shown)), (
             f"{file}: {', '.join(figures)}: add the GPU and the date, as (H200, 2026-11-28)"
         )
+
+
+@every_day
+def test_bounds_are_computed_with_a_measured_clock(day: Day) -> None:
+    """Of the H200, whose results the READMEs show; another clock has its GPU and date."""
+    known = ceilings_of("NVIDIA H200")
+    assert known
+    clocks = {f"{mhz / 1000:.2f}" for mhz in known.mhz.values()}
+    for file in sorted(path for path in day.folder.rglob("*") if path.suffix in TEXTS):
+        for paragraph in re.split(r"\n\s*\n", file.read_text(encoding="utf-8")):
+            other = {*re.findall(r"(\d\.\d+)\sGHz", paragraph)} - clocks
+            assert not other or DATED.search(paragraph), f"{file}: {', '.join(other)} GHz"
 
 
 def test_a_figure_without_a_date_is_found() -> None:
