@@ -1,4 +1,4 @@
-"""Figures in prose: measured ones stand in generated tables or have their GPU and date; one clock."""
+"""Figures in prose: measured ones are in generated tables or have GPU and date; one clock."""
 
 from __future__ import annotations
 
