@@ -136,7 +136,7 @@ def test_a_model_of_tokens_writes_by_its_tokeniser(operators: Any, tmp_path: Pat
     vocabulary, load = generate.model_at(tmp_path / "gpt", tmp_path)
     weights = load("cpu")
     size = len(weights.tensors[0])
-    assert 256 < size < 300  # without the words that are no token
+    assert 256 < size < 300  # without words that have no token
     text = torch.tensor(vocabulary.encode("hello world")[:4])
     logits = trained.logits(text[None])[0, -1, :size]
     cache = weights.new_cache().double()
