@@ -13,6 +13,7 @@ from pathlib import Path
 from common.base.compiling import sources_of
 from common.base.days import Day, load_lesson
 from common.base.outcome import RungOutcome
+from common.base.paths import ROOT
 from common.base.toolchain import find_toolkit
 from common.bench.counters import LAUNCH, SECTORS, WAVEFRONTS, Kernel
 from common.build.machine_code import DEFAULT_ARCH, MachineCode, cuda_code, cuda_kernels
@@ -29,8 +30,10 @@ class EvidenceError(Exception):
 
 
 def sources_key(day: Day) -> str:
-    """Return 16 hexadecimal digits for the code that nvcc compiles, without comments and blanks."""
-    files = sorted({path for source in day.library_sources for path in sources_of(source)})
+    """Return 16 hexadecimal digits for the days' code that nvcc compiles, without comments and
+    blanks. Headers of common/ are left out: most changes to them leave kernels as they are."""
+    found = {path for source in day.library_sources for path in sources_of(source)}
+    files = sorted(path for path in found if not path.is_relative_to(ROOT / "common"))
     return hashlib.sha256("\0".join(_code_of(path) for path in files).encode()).hexdigest()[:16]
 
 
