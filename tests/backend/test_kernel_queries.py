@@ -1,4 +1,4 @@
-"""Values that launchers cache about their kernels, with a stand-in for CUDA."""
+"""Test what a launcher caches about its kernels, with a stand-in for CUDA."""
 
 from __future__ import annotations
 
