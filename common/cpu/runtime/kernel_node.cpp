@@ -100,7 +100,7 @@ cudaError_t make_bound(KernelWork& work) {
   const std::string place = format("the launch at %s:%d", work.site.file, work.site.line);
   if (!work.type)
     return set_error(cudaErrorInvalidDeviceFunction,
-                     place + ": an overloaded kernel has no address here");
+                     place + ": a kernel that cannot name itself has no address here");
   const CallType& given = *work.call_type;
   KernelWork bound = work;
   BoundCall& call = bind(bound, *work.type);

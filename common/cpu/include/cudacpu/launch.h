@@ -138,7 +138,7 @@ struct KernelTypeOf<kernel> {
                  ((is_object<P> || is_reference_to_change<P>) || ...)}};
 };
 
-// Null for a kernel that is overloaded, and cannot name itself.
+// Null for a kernel that cannot name itself.
 template <auto kernel>
 const KernelType* kernel_type() {
   if constexpr (std::is_null_pointer_v<decltype(kernel)>)
