@@ -141,6 +141,16 @@ def test_comments_do_not_make_evidence_stale(tmp_path: Path) -> None:
     assert key(text) != key("#include <x>\nint a = 2;")
 
 
+def test_shared_headers_for_the_host_do_not_make_evidence_stale() -> None:
+    names = {
+        path.name
+        for path in (ROOT / "common/cuda").glob("*.cuh")
+        if kernel_evidence._for_host(path)
+    }
+    assert {"kernel_queries.cuh", "tensor.cuh"} <= names
+    assert not names & {"pack.cuh", "chunk.cuh", "warp_reduce.cuh", "tree_reduce.cuh"}
+
+
 # --- the file and the table -------------------------------------------------------------------
 
 
