@@ -1,4 +1,4 @@
-"""The evidence of kernels: how it is gathered and shown, and what it says of each day."""
+"""The evidence of kernels: how it is gathered and shown, and what it contains for each day."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_days_have_evidence() -> None:
 
 @each_day
 def test_the_evidence_is_that_of_the_day_as_it_stands(day: Day) -> None:
-    """Without nvcc: the code, without comments, is the one that was compiled, by the version that
-    requirements.txt brings; the rungs and cases are those that were counted."""
+    """This needs no nvcc: the code, without comments, is the one that was compiled, by the version
+    that requirements.txt brings; the rungs and cases are those that were counted."""
     found = read_evidence(day)
     assert found
     fix = f"python run_day.py {day.number} --profile --device cpu --write makes it anew"
