@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C during the imports ends the process without a traceback; a run sets other handlers.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import difflib
 import errno
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
+
+from common.base.options import TIME_LIMIT, RunOptions
+from common.base.paths import DAYS
 
 EXAMPLES = """\
 examples:
@@ -87,6 +95,16 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas, for argparse."""
+    return tuple(filter(None, text.split(",")))
+
+
+def folder(text: str) -> Path:
+    """Return an absolute path, for argparse."""
+    return Path(text).resolve()
+
+
 def drawing(text: str) -> Path:
     """Return the name of an SVG, for argparse."""
     if not text.endswith(".svg"):
@@ -104,7 +122,7 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     p.add_argument(
-        "days",
+        "selected",
         nargs="*",
         metavar="DAY",
         help="a number, range (1-14), list (1,3,5-7), topic or word of a title, or all",
@@ -165,7 +183,9 @@ def parser() -> Parser:
         help="of one day, also say how its rungs were checked: what was not tried, what fell back "
         "on another kernel",
     )
-    how.add_argument("--no-bench", action="store_true", help="check, but time nothing")
+    how.add_argument(
+        "--no-bench", dest="bench", action="store_false", help="check, but time nothing"
+    )
     how.add_argument(
         "-j",
         "--jobs",
@@ -187,7 +207,8 @@ def parser() -> Parser:
         type=positive,
         default=0.0,
         metavar="S",
-        help="seconds that a day may run; default: 120 on a GPU, 300 on the CPU",
+        help=f"seconds that a day may run; default: {TIME_LIMIT['cuda']:.0f} on a GPU, "
+        f"{TIME_LIMIT['cpu']:.0f} on the CPU",
     )
     how.add_argument(
         "--shard",
@@ -200,24 +221,32 @@ def parser() -> Parser:
     what = else_.add_mutually_exclusive_group()
     what.add_argument(
         "--compile-only",
-        action="store_true",
+        dest="mode",
+        action="store_const",
+        const="compile-only",
+        default="run",
         help="compile with nvcc and run nothing; needs no GPU",
     )
     what.add_argument(
         "--sanitize",
-        action="store_true",
+        dest="mode",
+        action="store_const",
+        const="sanitize",
         help="look for races, bad addresses and waits without end: on a GPU by the four tools of "
         "NVIDIA's compute-sanitizer, on the CPU backend by checks in many orders and with every "
         "access watched",
     )
     what.add_argument(
         "--profile",
-        action="store_true",
+        dest="mode",
+        action="store_const",
+        const="profile",
         help="on a GPU, measure each kernel with Nsight Compute; on the CPU, count sectors, bank "
         "conflicts and divergence by line of the source",
     )
     what.add_argument(
         "--draw",
+        dest="svg",
         nargs="?",
         type=drawing,
         const=Path(),
@@ -227,7 +256,9 @@ def parser() -> Parser:
     )
     what.add_argument(
         "--mutants",
-        action="store_true",
+        dest="mode",
+        action="store_const",
+        const="mutants",
         help="change a source or header of the day in one place at a time, on the CPU backend, and "
         "see whether the day's own checks notice; goes on where an earlier run was ended",
     )
@@ -256,9 +287,11 @@ def parser() -> Parser:
     )
     else_.add_argument(
         "--arch",
-        default="",
+        dest="archs",
+        type=names,
+        default=argparse.SUPPRESS,
         metavar="LIST",
-        help="with --compile-only: architectures, default 8.0,9.0a",
+        help=f"with --compile-only: architectures, default {','.join(RunOptions.archs)}",
     )
 
     learn = p.add_argument_group("practice: write, debug and speed up the day's own file")
@@ -290,8 +323,9 @@ def parser() -> Parser:
     out.add_argument(
         "--write",
         action="store_true",
-        help="store the results and write progress.md and the days' READMEs; "
-        "without a day, only write these anew",
+        help="store the results and write progress.md and the days' READMEs; without a day, only "
+        "write these anew; with --compile-only, or --profile --device cpu, store the evidence of "
+        "the kernels",
     )
     out.add_argument(
         "--from",
@@ -331,17 +365,24 @@ def parser() -> Parser:
     out.add_argument(
         "--no-color",
         "--no-colour",
-        action="store_true",
+        dest="colour",
+        action="store_false",
         help="no colours (so does the variable NO_COLOR)",
     )
 
     # For tests, and for tools that watch a single process.
-    p.add_argument("--days", dest="root", type=Path, help=argparse.SUPPRESS)
-    p.add_argument("--rungs", default="", help=argparse.SUPPRESS)
+    p.add_argument("--days", type=folder, default=DAYS, help=argparse.SUPPRESS)
+    p.add_argument("--rungs", type=names, default=(), help=argparse.SUPPRESS)
     p.add_argument("--swap", nargs=2, type=Path, help=argparse.SUPPRESS)
     p.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
-    p.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument(
+        "--profiled",
+        dest="mode",
+        action="store_const",
+        const="profiled",
+        help=argparse.SUPPRESS,
+    )
     return p
 
 
@@ -350,10 +391,13 @@ def check_alone(p: Parser, args: argparse.Namespace) -> None:
     alone = next((name for name in ALONE if getattr(args, name)), None)
     if alone is None:
         return
-    allowed = {alone, "root", "device", "no_color", *(("days",) if alone in SELECTING else ())}
+    allowed = {alone, "days", "device", "colour", *(("selected",) if alone in SELECTING else ())}
     for action in p._actions:
-        value = vars(args).get(action.dest)
-        if value and value != action.default and action.dest not in allowed:
+        if action.dest in allowed or action.dest not in args:
+            continue
+        value = getattr(args, action.dest)
+        given = value == action.const if action.nargs == 0 else value not in (action.default, [])
+        if given:
             other = action.option_strings[-1] if action.option_strings else "a day"
             p.error(f"--{alone} runs no day: not with {other}")
 
@@ -361,22 +405,30 @@ def check_alone(p: Parser, args: argparse.Namespace) -> None:
 def check(p: Parser, args: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
     check_alone(p, args)
-    if args.arch and not args.compile_only:
+    if args.svg is not None:
+        args.mode, args.svg = "draw", args.svg if args.svg.name else None
+    if "archs" in args and args.mode != "compile-only":
         p.error("--arch goes with --compile-only")
-    if args.model and (args.compile_only or args.device == "cuda"):
+    if args.model and (args.mode == "compile-only" or args.device == "cuda"):
         p.error("--model is the card that the CPU backend plays: it goes with --device cpu")
     if args.model and args.write:
         p.error("--write stores the results of this machine: not with --model")
     check_mutants(p, args)
     if args.source and not args.write:
         p.error("--from goes with --write")
-    if args.write and (args.quick or args.no_bench):
+    if args.write and (args.quick or not args.bench):
         p.error("--write stores complete results: not with --quick or --no-bench")
     if args.write and args.rungs:
         p.error("--write stores whole days: not with --rungs")
-    if args.write and (args.compile_only or args.sanitize or args.profile or args.draw):
-        p.error("--write stores times: not with --compile-only, --sanitize, --profile or --draw")
-    if (args.source or args.merge or args.compare) and args.days:
+    if args.write and args.mode in ("sanitize", "draw"):
+        p.error("--write stores times: not with --sanitize or --draw")
+    if args.write and args.mode == "compile-only":
+        if "archs" in args:
+            p.error("--compile-only --write is for the GPU of the stored results: not with --arch")
+        args.archs = ("9.0a",)
+    if args.write and args.mode == "profile" and args.device != "cpu":
+        p.error("--profile --write stores the evidence of kernels: it goes with --device cpu")
+    if (args.source or args.merge or args.compare) and args.selected:
         p.error("--from, --merge and --compare take files, no days")
     if args.compare and (args.source or args.merge or args.write or args.json):
         p.error("--compare shows what changed: not with --from, --merge, --write or --json")
@@ -387,25 +439,27 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         args.practice = "write"
     if args.practice and (args.write or args.json or args.shard or args.source or args.merge):
         p.error("--practice checks one file: not with --write, --json, --shard, --from or --merge")
-    if args.practice and args.draw:
+    if args.practice and args.mode == "draw":
         p.error("--draw draws the days' own rungs: not with --practice")
-    if args.shard and not args.days:
+    if args.practice and args.mode in ("compile-only", "mutants"):
+        p.error(f"--{args.mode} takes the days' own files: not with --practice")
+    if args.shard and not args.selected:
         p.error("--shard takes part of some days: name them, or all")
 
 
 def check_mutants(p: Parser, args: argparse.Namespace) -> None:
     """Refuse options that do not go with --mutants, or only with it."""
-    if not args.mutants:
+    if args.mode != "mutants":
         for option in ("sample", "all_mutants", "fresh"):
             if getattr(args, option):
                 p.error(f"--{option.replace('_', '-')} goes with --mutants")
     if args.seed is not None and not args.sample:
         p.error("--seed goes with --sample")
-    if not args.mutants:
+    if args.mode != "mutants":
         return
     if args.device == "cuda" or args.model:
         p.error("--mutants are tried on the CPU backend: not with --device cuda or --model")
-    if args.quick or args.no_bench:
+    if args.quick or not args.bench:
         p.error("--mutants go through all of a day's checks: not with --quick or --no-bench")
     if args.write and (args.sample or args.all_mutants):
         p.error(
@@ -418,100 +472,57 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     args = p.parse_intermixed_args(argv)
     check(p, args)
-    if args.no_bench or args.mutants or args.practice or args.sanitize or args.draw:
+    if not args.bench or args.practice or args.mode in ("mutants", "sanitize", "draw"):
         # Nothing is timed. PyTorch's threads then sleep as soon as they have nothing to do, instead
         # of keeping a core busy for a while, which the CPU backend's threads and compilers need.
         # libgomp reads this when it is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from common.base.paths import DAYS
-
-    root = (args.root or DAYS).resolve()
+    options, root = RunOptions.of(vars(args)), args.days
     if args.list:
-        return list_days(args.days, root)
+        return list_days(args.selected, root)
     if args.doctor:
         from common.run import doctor
 
-        return doctor.main(colour=not args.no_color)
+        return doctor.main(colour=args.colour)
     if args.editor:
         from common.run import editor
 
         return editor.main(root.parent)
     if args.diff:
-        from common.run.command import show_diff
+        from common.run.reports import show_diff
 
         first, second = args.diff
-        return show_diff(args.days, first, second, root, colour=not args.no_color)
+        return show_diff(args.selected, first, second, root, colour=args.colour)
     if args.new:
         number, title = args.new
         return new_day(number, title, root)
     if args.compare:
         return compare_reports(args, root)
-    if args.merge or args.source or ((args.write or args.html) and not args.days):
+    if args.merge or args.source or ((args.write or args.html) and not args.selected):
         return use_reports(args, root)
     if args.practice:
-        return practise(args, root)
-    if not args.days:
-        tools = args.mutants or args.compile_only or args.sanitize or args.profile or args.draw
-        if tools or args.json:
+        return practise(args, options)
+    if not args.selected:
+        if args.mode != "run" or args.json:
             p.error("name a day, a range, a topic, or all; --list shows what there is")
         return where_we_are(root)
 
-    if args.mutants:
-        return mutants(args, root)
+    if args.mode == "mutants":
+        return mutants(args, options)
 
     from common.run import command
 
-    modes = {"compile": args.compile_only, "sanitize": args.sanitize, "profile": args.profile}
-    modes |= {"profiled": args.profiled, "draw": args.draw is not None}
-    return command.run(
-        command.Options(
-            selected=tuple(args.days),
-            shard=args.shard,
-            device=args.device,
-            model=args.model,
-            mode=next((mode for mode, chosen in modes.items() if chosen), "run"),
-            quick=args.quick,
-            bench=not args.no_bench,
-            jobs=args.jobs,
-            side_by_side=args.side_by_side,
-            time_limit=args.time_limit,
-            archs=tuple((args.arch or "8.0,9.0a").split(",")),
-            json=args.json,
-            html=args.html,
-            svg=args.draw if args.draw and args.draw.name else None,
-            write=args.write,
-            colour=not args.no_color,
-            days=root,
-            further=args.further,
-            verbose=args.verbose,
-            in_process=args.in_process,
-            watched=args.watched,
-            rungs=tuple(filter(None, args.rungs.split(","))),
-            swap=tuple(args.swap) if args.swap else None,
-        )
-    )
+    return command.run(options)
 
 
-def practise(args: argparse.Namespace, root: Path) -> int:
+def practise(args: argparse.Namespace, options: RunOptions) -> int:
     """Run `--practice` and the options that belong to it."""
-    from common.run import command, practising
-
-    options = command.Options(
-        selected=tuple(args.days),
-        device=args.device,
-        model=args.model,
-        mode="sanitize" if args.sanitize else "profile" if args.profile else "run",
-        quick=args.quick,
-        jobs=args.jobs,
-        time_limit=args.time_limit,
-        bench=not args.no_bench,
-        colour=not args.no_color,
-        days=root,
-    )
     if args.in_process:
-        from common.run import in_place
+        from common.run import under_debugger
 
-        return in_place.run(options, args.practice)
+        return under_debugger.run(options, args.practice)
+    from common.run import practising
+
     wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
     return practising.practise(options, wish)
 
@@ -528,24 +539,13 @@ def where_we_are(root: Path) -> int:
     return 0
 
 
-def mutants(args: argparse.Namespace, root: Path) -> int:
+def mutants(args: argparse.Namespace, options: RunOptions) -> int:
     """Run `--mutants`."""
-    from common.practice.mutants.campaign import Choice
+    from common.mutants.campaign import Choice
     from common.run import mutate
 
     seed = mutate.today_as_seed() if args.seed is None else args.seed
-    return mutate.run(
-        mutate.MutantOptions(
-            selected=tuple(args.days),
-            choice=Choice(args.all_mutants, args.sample, seed, args.fresh),
-            shard=args.shard,
-            jobs=args.jobs,
-            json=args.json,
-            write=args.write,
-            colour=not args.no_color,
-            days=root,
-        )
-    )
+    return mutate.run(options, Choice(args.all_mutants, args.sample, seed, args.fresh))
 
 
 def list_days(selected: list[str], root: Path) -> int:
@@ -582,13 +582,13 @@ def new_day(number: str, title: str, root: Path) -> int:
 
 def use_reports(args: argparse.Namespace, root: Path) -> int:
     """Run `--merge`, `--write --from`, and `--write` or `--html` alone."""
-    from common.run import command
+    from common.run import reports
 
-    return command.use_reports(
+    return reports.use_reports(
         args.merge or ([args.source] if args.source else []),
         root.parent if args.write else None,
         args.json,
-        not args.no_color,
+        args.colour,
         args.html,
         root,
     )
@@ -596,19 +596,14 @@ def use_reports(args: argparse.Namespace, root: Path) -> int:
 
 def compare_reports(args: argparse.Namespace, root: Path) -> int:
     """Run `--compare`."""
-    from common.run import command
+    from common.run import reports
 
     old, new = args.compare
-    return command.compare_reports(
-        old, new, args.threshold / 100, args.html, root, not args.no_color
-    )
+    return reports.compare_reports(old, new, args.threshold / 100, args.html, root, args.colour)
 
 
-def prepare_process() -> None:
-    """Replace closed streams and a Ctrl-C handler that prints a traceback, before anything runs."""
-    # Ctrl-C during the imports ends the process without a traceback; a run sets other handlers.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+def replace_closed_streams() -> None:
+    """Replace closed streams, before anything runs."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:  # closed by the shell (>&-): the next file would get its number
@@ -619,11 +614,11 @@ def prepare_process() -> None:
 
 
 if __name__ == "__main__":
-    prepare_process()
+    replace_closed_streams()
     if "--in-process" not in sys.argv:  # which a tool watches
-        from common.run.keeper import go_on_kept
+        from common.run.supervisor import go_on_supervised
 
-        go_on_kept()
+        go_on_supervised()
     try:
         code = main()
         sys.stdout.flush()

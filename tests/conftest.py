@@ -79,6 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if name := getattr(getattr(item, "module", None), "KERNELS", None):
             Libraries(compilations, DEVICES).begin([name])
         if begin := getattr(getattr(item, "function", None), "begin", None):
+            assert isinstance(item, pytest.Function)
             begin(compilations, **item.callspec.params)
     begin_day_runs(config.stash[_DAY_RUNS], items)
 

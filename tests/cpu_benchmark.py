@@ -132,7 +132,6 @@ def main() -> None:
     if args.numba:
         lines += ["", "| kernel | Numba's CUDA simulator | here |", "|---|---|---|"]
         lines += [f"| {' | '.join(row)} |" for row in simulated(args.numba, libraries)]
-    libraries.close()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines += [
         "",

@@ -13,17 +13,18 @@ import time
 from pathlib import Path
 
 from common.base.days import discover
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, DayOutcome, RungOutcome
 from common.practice.challenge import Challenge, WriteChallenge
 from common.practice.journal import Journal
 from common.report.terminal import Report
-from common.run.command import Interrupted, Options, signals_raise
-from common.run.desk import Desk
+from common.run.exit_status import Interrupted, signals_raise
+from common.run.tutor import Tutor
 from common.run.watching import watch
 
 
-class QuickDesk(Desk):
-    """A desk that checks nothing."""
+class QuickTutor(Tutor):
+    """A tutor that checks nothing."""
 
     checks = 0
 
@@ -47,14 +48,14 @@ class QuickDesk(Desk):
 
 def main(folder: Path) -> int:
     days = [day for day in discover()[0] if day.number == 2]
-    desk = QuickDesk(Options(("2",), days=folder / "days"), days, Journal(folder / "practice"))
+    tutor = QuickTutor(RunOptions(("2",), days=folder / "days"), days, Journal(folder / "practice"))
     try:
         with signals_raise():
-            begun = desk.challenge(days[0], days[0].steps[-1].name)
-            challenge, _ = desk.begin(begun, Report())
+            begun = tutor.challenge(days[0], days[0].steps[-1].name)
+            challenge, _ = tutor.begin(begun, Report())
             assert isinstance(challenge, WriteChallenge)
             challenge.file.write_text(challenge.solved)  # otherwise there would be nothing to check
-            return watch(desk, challenge)
+            return watch(tutor, challenge)
     except Interrupted as interrupted:
         return 128 + interrupted.number
 

@@ -103,8 +103,10 @@ def wrappers() -> list[Wrapper]:
                 )
                 before = found.get(name, Wrapper(name, header, (), (), (), digest(text)))
                 columns = zip((before.ptx, before.since, before.equal), form, strict=True)
-                several = (tuple(dict.fromkeys([*those, this])) for those, this in columns)
-                found[name] = Wrapper(name, header, *several, before.code)
+                ptxs, sinces, equals = (
+                    tuple(dict.fromkeys([*those, this])) for those, this in columns
+                )
+                found[name] = Wrapper(name, header, ptxs, sinces, equals, before.code)
     return list(found.values())
 
 

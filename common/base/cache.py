@@ -49,12 +49,13 @@ def keep_compilers_caches() -> None:
         os.environ.setdefault(variable, value)
 
 
-def digest(parts: Sequence[str], files: Sequence[Path] = ()) -> str:
-    """Return 16 hexadecimal digits for these words and the names and contents of these files.
+def digest(parts: Sequence[str | bytes], files: Sequence[Path] = ()) -> str:
+    """Return 16 hexadecimal digits for these words or bytes and the names and contents of these
+    files.
 
     Raise OSError if a file cannot be read.
     """
-    found = hashlib.sha256("\0".join(parts).encode())
+    found = hashlib.sha256(b"\0".join(p.encode() if isinstance(p, str) else p for p in parts))
     for file in files:
         found.update(f"\0{file.name}\0".encode() + file.read_bytes())
     return found.hexdigest()[:16]

@@ -5,6 +5,7 @@
                     [[outcome]]     item, change, says; optional: run, rungs, source
     mutants.toml    [[equivalent]]  mutants, why
                     [[heuristic]]   functions, why
+    evidence.toml   [[excused]]     kernels, why
 
 Line breaks and indentation in a task, a hint or a reason stand for one blank, so that they can be
 written as multi-line strings.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-EXERCISES, MUTANTS = "exercises.toml", "mutants.toml"
+EXERCISES, MUTANTS, EXCUSED = "exercises.toml", "mutants.toml", "evidence.toml"
 
 # The kinds of exercise. A day with one step to write names it "write"; with several, each has a
 # distinct name, which is none of these.
@@ -104,7 +105,7 @@ class KnownMutants:
 
     equivalent: reason by the mutant's identity, as `--mutants` prints it. heuristics: reason by
     function, named as identities begin ("boxes.cuh: split_time"), for functions that only choose
-    among ways to compute the same (common/practice/mutants/heuristics.py).
+    among ways to compute the same (common/mutants/heuristics.py).
     """
 
     equivalent: dict[str, str] = field(default_factory=dict)
@@ -147,6 +148,7 @@ _EXERCISES = {"step": _STEP, "outcome": _OUTCOME}
 _WHY = {"why": _Key(prose=True)}
 _EQUIVALENT = {"mutants": _Key(many=True), **_WHY}
 _HEURISTIC = {"functions": _Key(many=True), **_WHY}
+_EXCUSED = {"kernels": _Key(many=True), **_WHY}
 
 
 def read_outcomes(file: Path) -> tuple[Outcome, ...]:
@@ -195,6 +197,13 @@ def read_mutants(file: Path) -> KnownMutants:
         _reasons(file, tables["equivalent"], "mutants"),
         _reasons(file, tables["heuristic"], "functions"),
     )
+
+
+def read_excused(file: Path) -> dict[str, str]:
+    """Return the entries of an evidence.toml, {} if it does not exist: by the name of a kernel
+    without template arguments, the reason why its machine code spills registers or loads vectors of
+    16 bytes in pieces. Raise DayFileError."""
+    return _reasons(file, _read(file, {"excused": _EXCUSED})["excused"], "kernels")
 
 
 def _reasons(file: Path, tables: list[dict[str, Any]], key: str) -> dict[str, str]:

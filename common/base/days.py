@@ -18,11 +18,13 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from common.base.day_files import (
+    EXCUSED,
     EXERCISES,
     MUTANTS,
     WRITE,
     DayFileError,
     Step,
+    read_excused,
     read_mutants,
     read_steps,
     text_of,
@@ -64,7 +66,8 @@ class Day:
     Nsight Compute that --profile reads in addition to the usual ones. uses: the optional constant
     USES, numbers of days whose operators this day's rungs call; they are built and loaded with its
     own. steps: of exercises.toml, in order. equivalent, heuristics: of mutants.toml, see
-    `common.base.day_files.KnownMutants`. replaced: files of the day, each with its replacement,
+    `common.base.day_files.KnownMutants`. excused: of evidence.toml, see
+    `common.base.day_files.read_excused`. replaced: files of the day, each with its replacement,
     such as a learner's. only: rungs to build among those with a custom build, () for all. further:
     the part beyond the main line, None without a folder `further`. whole: the day is built and run
     with it.
@@ -83,6 +86,7 @@ class Day:
     steps: tuple[Step, ...] = ()
     equivalent: dict[str, str] = field(default_factory=dict, hash=False)
     heuristics: dict[str, str] = field(default_factory=dict, hash=False)
+    excused: dict[str, str] = field(default_factory=dict, hash=False)
     replaced: tuple[tuple[Path, Path], ...] = ()
     only: tuple[str, ...] = ()
     further: Further | None = None
@@ -221,19 +225,20 @@ def _read_day(folder: Path) -> Day:
             raise DayError(f"{file}: USES names day {used!r}, which does not exist")
     mutants = read_mutants(folder / MUTANTS)
     return Day(
-        int(number),
-        folder,
-        found["TITLE"],
-        found["TEACHES"],
-        tuple(found["TOPICS"]),
-        sources[0],
-        tuple(sources[1:]),
-        tuple(found.get("INTRODUCES", ())),
-        tuple(found.get("USES", ())),
-        tuple(found.get("METRICS", ())),
-        read_steps(folder / EXERCISES),
-        mutants.equivalent,
-        mutants.heuristics,
+        number=int(number),
+        folder=folder,
+        title=found["TITLE"],
+        teaches=found["TEACHES"],
+        topics=tuple(found["TOPICS"]),
+        source=sources[0],
+        extra_sources=tuple(sources[1:]),
+        introduces=tuple(found.get("INTRODUCES", ())),
+        uses=tuple(found.get("USES", ())),
+        metrics=tuple(found.get("METRICS", ())),
+        steps=read_steps(folder / EXERCISES),
+        equivalent=mutants.equivalent,
+        heuristics=mutants.heuristics,
+        excused=read_excused(folder / EXCUSED),
         further=_further(folder / "further"),
     )
 

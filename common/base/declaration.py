@@ -6,7 +6,8 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,10 +84,10 @@ class Tolerance:
 class Target:
     """The goal of a rung on the GPU that the curriculum names; reported, never enforced.
 
-    of: "copy" or "read" (share of that measured bandwidth), "tensor" (share of the measured rate of
-        a large bf16 product), "fp32" (of the measured rate of multiply-adds), "pytorch" or the
-        name of a library of the problem, such as "compile" (speed over theirs in the same run), or
-        the name of another rung (speed over that rung).
+    of: "copy", "read", "tensor" or "fp32" (share of that ceiling of the GPU, see
+        common/base/ceilings.py), "pytorch" or the name of a library of the problem, such as
+        "compile" (speed over theirs in the same run), or the name of another rung (speed over that
+        rung).
     """
 
     at_least: float
@@ -94,6 +95,12 @@ class Target:
 
     def __str__(self) -> str:
         return f"≥ {self.at_least:g} × {self.of}"
+
+    @staticmethod
+    def of_text(text: str) -> tuple[Target, ...]:
+        """Return the targets in a text such as "≥ 1.5 × compile and ≥ 0.7 × copy"."""
+        found = re.findall(r"≥ (\S+) × (.+?)(?= and ≥ |$)", text)
+        return tuple(Target(float(at_least), of) for at_least, of in found)
 
 
 TRITON_INTERPRETER, NUMBA_SIMULATOR = "Triton's interpreter", "Numba's simulator"
@@ -120,7 +127,7 @@ class Rung:
         -> the gradients of the rung's inputs, a tensor or a tuple with None for inputs without one.
         The upstream gradients are contiguous. saves: (inputs, output) -> the argument `saved` of
         `backward`, a tuple of tensors and plain values.
-    load: for a custom build: takes a `common.build.own_way.Builder`, returns the callable. The
+    load: for a custom build: takes a `common.build.custom_build.Builder`, returns the callable. The
         default is torch.ops.dayNN.<name>.
     triton: for a kernel in Triton, the module of the day's folder whose function of the rung's name
         launches it. It is skipped without Triton, and interpreted on the CPU.
@@ -205,9 +212,9 @@ class Problem:
         of their result is compared with that of the rungs.
     libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
     outputs_exact: outputs must be equal to the last bit (integers, copies).
-    several_streams: True if rungs use further streams. Then the CPU backend also checks them with
-        streams that run their work as late as legal (common/cpu/README.md), so that a missing
-        event gives a wrong result.
+    several_streams: True if rungs use further streams. The CPU backend checks every rung with
+        streams that run their work as late as legal (common/cpu/README.md), so that a missing event
+        gives a wrong result; these in three orders, and with host arrays that count as pinned.
     gradients: True if the operator has a backward, checked against float64 autograd. Then a
         training step is timed: the forward pass and the backward pass together.
     unwatched: why compute-sanitizer cannot run it, "" if it can: under that tool, the problem is
@@ -251,7 +258,7 @@ class Problem:
 
 
 def grid(
-    shapes: list[tuple[int, ...]], dtypes: list[str], values: str = "normal"
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], values: str = "normal"
 ) -> tuple[Case, ...]:
     """Return a case for every shape with every dtype."""
     return tuple(Case(shape, dtype, values) for shape in shapes for dtype in dtypes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from common.base.plain import decode
+from common.base.decoding import decode
 
 Status = Literal["PASS", "FAIL", "SKIP"]
 PASS: Status = "PASS"
@@ -15,6 +15,7 @@ SKIP: Status = "SKIP"
 # A reason for FAIL that several modules use.
 WRITTEN_OUTSIDE = "memory outside its tensors was written"
 
+HOST_CLOCK = "host clock"  # how a call that itself waits for the GPU is timed
 ABOVE_CEILING = 1.15  # of the copy's bandwidth; reading alone reaches 1.06
 
 
@@ -39,8 +40,9 @@ class Timing:
     case: the case, as text. ms: median of one call. spread: half the interquartile range over the
     median. samples: their number. gbs: GB/s (1e9) of the declared bytes. tflops: of the declared
     operations. bound: the ceiling it is compared with ("copy", "read", "fp32", "int32", "tensor",
-    "int8", "fp8"), share: the rate over that ceiling (None if unknown, as on the CPU). pytorch_ms:
-    the same in PyTorch, and libraries: in other libraries, ms by name, all interleaved with it.
+    "int8", "fp8"). share: the rate over that ceiling, None if unknown, as on the CPU; derived from
+    the GPU's ceilings (common/base/ceilings.py), so it is not stored. pytorch_ms: the same in
+    PyTorch, and libraries: in other libraries, ms by name, all interleaved with it.
     host_us: microseconds of the host per call of a small case, until it returns, and
     pytorch_host_us: those of PyTorch's call; None if they were not measured, as on the CPU. note:
     how it was timed ("events", "graph of 32 calls", "host clock").

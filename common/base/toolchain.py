@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from common.base.cache import Entry, cache_directory, cached, digest
-from common.base.obstacle import INSTALL, INSTALL_COMPILER, obstacle
+from common.base.machine_faults import INSTALL, INSTALL_COMPILER, obstacle
 from common.base.paths import ROOT
 
 # A build variant of the CPU backend's runtime and its programs. "plain" is for running and

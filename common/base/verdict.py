@@ -20,7 +20,7 @@ GOAL = 0.95  # of the mutants that are not equivalent, killed on every day
 class Verdict:
     """The outcome of one mutant.
 
-    identity: see `common.practice.mutants.derive.Mutant`. kind, source, line: of the change.
+    identity: see `common.mutants.derive.Mutant`. kind, source, line: of the change.
     status: KILLED, SURVIVED, EQUIVALENT or STILLBORN (it does not compile). by: what killed it
     ("result", "bad input", "crash", "sanitizer: races", …), or for EQUIVALENT "declared" or "same
     machine code". rung: the rung whose check killed it. reason, details: the message of the check

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.base.options import RunOptions
 from common.base.outcome import PASS
-from common.base.paths import ROOT
 
 # Kind of access: the counters of its 32-byte sectors and of its requests.
 SECTORS = {
@@ -27,9 +26,11 @@ SECTORS = {
 }
 # Passes over the banks of shared memory, and their number without bank conflicts.
 WAVEFRONTS = ("memory_l1_wavefronts_shared", "memory_l1_wavefronts_shared_ideal")
+# Threads per block, and bytes of its dynamic shared memory.
+LAUNCH = ("launch__block_size", "launch__shared_mem_per_block_dynamic")
 
 STORED = "counters.json"  # in results/show of a day: the last column of each device
-LIMIT = 10  # seconds for a day on a GPU; a tool may take ten times as long, `show` even longer
+LIMIT = 10.0  # seconds for a day on a GPU; a tool may take ten times as long, `show` even longer
 COLUMNS = {"cpu": "CPU backend", "cuda": "ncu"}
 
 
@@ -62,11 +63,16 @@ def profiled(folder: Path, device: str, quick: bool) -> list[Kernel]:
     """
     with tempfile.TemporaryDirectory(prefix="counters-") as temporary:
         report = Path(temporary, "report.json")
-        command = [sys.executable, str(ROOT / "run_day.py"), folder.name.removeprefix("day")]
-        command += ["--days", str(folder.parent), "--device", device, "--profile"]
-        command += ["--json", str(report), *(["--quick"] if quick else [])]
-        command += ["--time-limit", str(LIMIT)] if device == "cuda" else []
-        done = subprocess.run(command, capture_output=True, text=True)
+        options = RunOptions(
+            selected=(folder.name.removeprefix("day"),),
+            device=device,
+            mode="profile",
+            quick=quick,
+            time_limit=LIMIT if device == "cuda" else 0.0,
+            json=report,
+            days=folder.parent,
+        )
+        done = subprocess.run(options.command(), capture_output=True, text=True)
         if not report.is_file():
             raise NotCounted(f"run_day.py gave no report: {done.stderr.strip()}")
         (day,) = json.loads(report.read_text(encoding="utf-8"))["days"]

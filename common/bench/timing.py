@@ -20,18 +20,19 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from common.base.declaration import Cost, Library, Problem, Rung, Target
-from common.base.outcome import Timing
-from common.bench.ceilings import Ceilings
+from common.base.ceilings import Ceilings, share_of
+from common.base.declaration import Case, Cost, Library, Problem, Rung
+from common.base.outcome import HOST_CLOCK, Timing
+from common.base.targets import PYTORCH
+from common.bench.fresh_inputs import TRIES, draw_into, fill, too_slow
 from common.bench.host_time import host_microseconds
 from common.bench.showing import wake_gpu
 from common.check.device import Backend
 from common.check.draw import Draw
 from common.check.expected import evaluate, map_tensors, message_of, signature_of, tensors_of
 from common.check.lacks import lacking
+from common.check.random_case import SEED_VARIABLE, session_seed
 from common.check.rungs import check_outputs
-
-PYTORCH = "pytorch"
 
 THOROUGH, ON_CPU, QUICK = 2.0, 0.1, 0.05  # seconds of samples per rung, at most
 RECOMPILED = 64  # shapes and dtypes for which torch.compile compiles one function
@@ -55,7 +56,8 @@ class Contender:
     """A call to time. run: one timed unit, which makes `calls` calls. samples: seconds per call.
 
     output: returns the last call's result; arguments: those of that call; both are checked again.
-    restore: resets, before each unit, the arguments that the last one wrote.
+    restore: resets, before each unit, the arguments that the last one wrote. refill: gives all
+    arguments the values of the problem's inputs. once: makes one call.
     call: the callable itself, kept because a CUDA graph reads memory that it holds.
     """
 
@@ -67,6 +69,8 @@ class Contender:
     output: Callable[[], Any]
     arguments: tuple[Any, ...]
     restore: Callable[[], None]
+    refill: Callable[[], None]
+    once: Callable[[], None]
     call: Callable[..., Any]
     samples: list[float] = field(default_factory=list)
 
@@ -88,8 +92,7 @@ def time_problem(
 ) -> dict[str, Timing | str]:
     """Time the rungs in `calls` (by name) and PyTorch on the problem's timing case.
 
-    ceilings: None if unknown (the CPU). A call timed by the host's clock is compared with no
-    ceiling, since the GPU does not bound it. fallback: returns, after a call, the rung whose kernel
+    ceilings: the GPU's, None if unknown. fallback: returns, after a call, the rung whose kernel
     did the work instead ("" for none): then the time is not the rung's. lesser_card: the rungs may
     fall back because the card lacks something. stage: called with a name for each part of the work
     after the samples are taken.
@@ -101,6 +104,7 @@ def time_problem(
     seconds = QUICK if quick else ON_CPU if backend.name == "cpu" else THOROUGH
     inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
     rungs = {rung.name: rung for rung in problem.rungs if rung.name in calls}
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size if backend.name == "cuda" else 0
     writes = _written(problem, calls)
     step = _training_step if problem.gradients else _as_it_is
     contenders, fell_back = [], {}
@@ -143,20 +147,29 @@ def time_problem(
 
     stage("comparing what was timed")
     medians = {c.name: statistics.median(c.samples) for c in contenders}
+    own = [c for c in contenders if c.name in rungs]
+    # A baseline may have prepared a part of these inputs, so it is compared before others come.
+    distances = {
+        baseline.name: {
+            c.name: differs(baseline.output(), c.output(), problem.own_numbers) for c in own
+        }
+        for baseline in contenders
+        if baseline.name not in rungs
+    }
+    slow = _on_fresh_inputs(problem, case, backend, inputs, own, medians)
     expected = cache(partial(evaluate, problem, inputs))
     wrong = {
         c.name: check_outputs(problem, calls[c.name], expected, c.arguments, c.output())
-        for c in contenders
-        if c.name in rungs and not fell_back[c.name]
+        for c in own
+        if not fell_back[c.name]
     }
-    right = next((c for c in contenders if c.name in wrong and wrong[c.name] is None), None)
-    for baseline in [c for c in contenders if right and c.name not in rungs]:
-        assert right
-        if difference := differs(baseline.output(), right.output(), problem.own_numbers):
-            if baseline.name == PYTORCH:
+    right = next((name for name, failure in wrong.items() if failure is None), None)
+    for name, of_rungs in distances.items():
+        if right is not None and (difference := of_rungs[right]):
+            if name == PYTORCH:
                 raise MeasuringFault(f"pytorch= does not compute what the rungs do: {difference}")
-            del medians[baseline.name]
-            missing.append(f"{baseline.name} is not shown: {difference}")
+            del medians[name]
+            missing.append(f"{name} is not shown: {difference}")
     host: dict[str, float] = {}
     if backend.name == "cuda" and not quick:
         launching = {
@@ -181,7 +194,13 @@ def time_problem(
             )
             continue
         if (failure := wrong[contender.name]) is not None:
-            results[contender.name] = f"wrong after timing: {failure}"
+            again = f"{SEED_VARIABLE}={session_seed()} repeats it"
+            results[contender.name] = f"wrong after timing ({again}): {failure}"
+            continue
+        if contender in slow and (
+            kept := _still_slow(problem, case, backend, inputs, contender, medians[contender.name])
+        ):
+            results[contender.name] = kept
             continue
         timing = Timing(
             case=str(case),
@@ -199,7 +218,7 @@ def time_problem(
             note="; ".join([contender.note, *missing]),
         )
         try:
-            rate(timing, cost, None if contender.host_timed else ceilings)
+            rate(timing, cost, ceilings, 0 if contender.host_timed else l2_bytes)
             if fastest is not None:
                 fastest = check_cpu_rate(timing, fastest, cost.bytes)
         except MeasuringFault as fault:
@@ -259,38 +278,33 @@ def warm_up(
         backend.synchronize()
 
 
-def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None) -> None:
-    """Fill in GB/s, TFLOP/s and the share of the ceiling that bounds this cost.
+def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None, l2_bytes: int = 0) -> None:
+    """Fill in GB/s, TFLOP/s, and which ceiling bounds this cost with the share of it.
 
-    Raise MeasuringFault if the rate is above that ceiling.
+    l2_bytes: size of the GPU's second-level cache. Raise MeasuringFault if the rate is above the
+    ceiling.
     """
     seconds = timing.ms / 1e3
     timing.gbs = cost.bytes / seconds / 1e9 if cost.bytes else None
     timing.tflops = cost.flops / seconds / 1e12 if cost.flops else None
-    if ceilings is None:
-        timing.bound = cost.unit if cost.flops > USUAL_BALANCE * cost.bytes else "copy"
-        return
     if not (cost.bytes or cost.flops):
         return
-    peak_flops = {
-        "tensor": ceilings.tensor,
-        "int8": ceilings.int8,
-        "fp8": ceilings.fp8,
-        "int32": ceilings.int32,
-        "fp32": ceilings.fp32,
-    }[cost.unit]
-    if cost.bytes / (ceilings.copy * 1e9) >= cost.flops / (peak_flops * 1e12):
-        if cost.bytes < 4 * ceilings.l2_bytes:
-            timing.note += ", mostly in L2"  # so the memory bandwidth does not bound it
-            return
-        timing.bound, reached, ceiling = "copy", timing.gbs, ceilings.copy
+    known = ceilings.rates if ceilings else {}
+    if "copy" in known and cost.unit in known:
+        balance = 1e3 * known[cost.unit] / known["copy"]
     else:
-        timing.bound, reached, ceiling = cost.unit, timing.tflops, peak_flops
-    assert reached is not None
-    timing.share = reached / ceiling
+        balance = USUAL_BALANCE
+    arithmetic = cost.flops > balance * cost.bytes
+    if not arithmetic and cost.bytes < 4 * l2_bytes:
+        timing.note += ", mostly in L2"  # so the memory bandwidth does not bound it
+        return
+    timing.bound = cost.unit if arithmetic else "copy"
+    timing.share = share_of(timing, ceilings)
+    if timing.share is None:
+        return
     # Reading alone is faster than copying, for the memory bus need not turn around.
-    most = max(ceiling, ceilings.read) if timing.bound == "copy" else ceiling
-    if reached > MARGIN * most:
+    more = 1.0 if arithmetic else max(1.0, known.get("read", 0.0) / known["copy"])
+    if timing.share > MARGIN * more:
         raise MeasuringFault(
             f"{timing.share:.2f} of the {timing.bound} ceiling: no kernel is that fast, "
             "so the time or the declared cost is wrong"
@@ -332,36 +346,6 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
         f"{timing.gbs:.0f} GB/s, where a copy of as many bytes reaches {fastest:.0f}: the data was "
         "not read and written in each call (a result that is kept?), or the declared cost is wrong"
     )
-
-
-def target_met(rung: Rung, results: dict[str, Timing | str], ceilings: Ceilings | None) -> bool:
-    """Return True if `rung` reached all its targets in these results, False without a target or a
-    time."""
-    mine = results.get(rung.name)
-    if not rung.targets or not isinstance(mine, Timing):
-        return False
-    return all(_is_met(target, mine, results, ceilings) for target in rung.targets)
-
-
-def _is_met(
-    target: Target, mine: Timing, results: dict[str, Timing | str], ceilings: Ceilings | None
-) -> bool:
-    of = target.of
-    rates = {"copy": mine.gbs, "read": mine.gbs, "tensor": mine.tflops, "fp32": mine.tflops}
-    if of in rates:
-        rate = rates[of]
-        if ceilings is None or rate is None:
-            return False
-        reached = rate / getattr(ceilings, of)
-    else:
-        other = results.get(of)
-        theirs = {PYTORCH: mine.pytorch_ms, **mine.libraries}.get(
-            of, other.ms if isinstance(other, Timing) else None
-        )
-        if theirs is None:
-            return False
-        reached = theirs / mine.ms
-    return reached >= target.at_least
 
 
 FAR = 0.05  # of the norm: a baseline may round more, but must compute the same
@@ -455,8 +439,23 @@ def _prepare(
                         if isinstance(mine, torch.Tensor):
                             mine.copy_(first)
 
+        def refill() -> None:
+            for one in used:
+                for mine, first in zip(tree_leaves(one), tree_leaves(inputs), strict=True):
+                    fill(mine, first)
+
         return Contender(
-            rung.name, run, calls, note, host_timed, lambda: last[0], used[-1], restore, call
+            name=rung.name,
+            run=run,
+            calls=calls,
+            note=note,
+            host_timed=host_timed,
+            output=lambda: last[0],
+            arguments=used[-1],
+            restore=restore,
+            refill=refill,
+            once=once,
+            call=call,
         )
 
     def with_inputs(arguments: tuple[Any, ...]) -> Callable[[], None]:
@@ -473,7 +472,7 @@ def _prepare(
         single = _host_seconds(backend, once)
         # Arguments that it writes cannot be restored between the calls of one unit.
         repeats = max(1, round(0.002 / single)) if backend.name == "cpu" and not writes else 1
-        return contender(_repeat(once, repeats), repeats, "host clock", True, [arguments])
+        return contender(_repeat(once, repeats), repeats, HOST_CLOCK, True, [arguments])
     if rung.not_captured:
         return contender(once, 1, "events", False, [arguments])
 
@@ -571,6 +570,61 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
         backend.synchronize()
         for contender, start, stop in pending:
             contender.samples.append(start.elapsed_time(stop) / 1e3 / contender.calls)
+
+
+def _on_fresh_inputs(
+    problem: Problem,
+    case: Case,
+    backend: Backend,
+    inputs: tuple[Any, ...],
+    contenders: list[Contender],
+    medians: dict[str, float],
+) -> list[Contender]:
+    """Run the rungs once more, on inputs that none has been given before, by which their outputs
+    are judged. Return those that take far longer on them.
+
+    If the problem has no other inputs of this layout, the outputs stay those of the last sample.
+    """
+    if not draw_into(problem, case, backend, inputs):
+        return []
+    for contender in contenders:
+        contender.refill()
+    seconds = {contender.name: _seconds_once(backend, contender) for contender in contenders}
+    return [c for c in contenders if too_slow(backend, medians[c.name], seconds[c.name])]
+
+
+def _still_slow(
+    problem: Problem,
+    case: Case,
+    backend: Backend,
+    inputs: tuple[Any, ...],
+    contender: Contender,
+    median: float,
+) -> str:
+    """Return the message for a call that takes far longer on fresh inputs each time, or ""."""
+    times = []
+    for attempt in range(1, 1 + TRIES):
+        draw_into(problem, case, backend, inputs, attempt)
+        contender.refill()
+        times.append(_seconds_once(backend, contender))
+        if not too_slow(backend, median, times[-1]):
+            return ""
+    return (
+        f"a call takes {min(times) / median:.1f} times as long on inputs that it has not been "
+        "given before: is a result kept?"
+    )
+
+
+def _seconds_once(backend: Backend, contender: Contender) -> float:
+    """Return the seconds of one call: by the host's clock, or of one unit by events."""
+    if contender.host_timed:
+        return _host_seconds(backend, contender.once)
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    contender.run()
+    stop.record()
+    backend.synchronize()
+    return start.elapsed_time(stop) / 1e3 / contender.calls
 
 
 def _spread(samples: list[float]) -> float:

@@ -14,8 +14,8 @@ from common.base.compiling import BuildError
 from common.base.days import Day, Lesson, load_lesson
 from common.base.outcome import Skip
 from common.base.toolchain import Platform, ToolchainError
+from common.build.custom_build import Builder
 from common.build.library import Build, build_library, kind, plan, used
-from common.build.own_way import Builder
 
 
 def extras(todo: Build) -> Entry | None:

@@ -15,9 +15,9 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ def _all(of: str) -> re.Pattern[str]:
     return re.compile(_AT + _GUARD + of, re.MULTILINE)
 
 
-_ACCESS = _all(r"(LDG|STG)((?:\.\w+)*) ")
+_ACCESS = _all(r"(LDGSTS|LDG|STG)((?:\.\w+)*) ([^;]*)")
+_ADDRESS = re.compile(r"(\[R\d+[.\w]*)(?:\+(-?0x[0-9a-f]+))?\]")  # the last one of a load is global
+_BULK = _all(r"(?:UTMALDG|UTMASTG|UTMAREDG|UBLKCP|UBLKRED)")
 _WORK_OF_BLOCK = {
     "barriers": _all(r"BAR\.SYNC"),
     "shuffles": _all(r"SHFL\."),
@@ -82,14 +84,22 @@ class TritonKernel:
 class MachineCode:
     """A kernel's machine code: registers per thread, bytes of its stack frame per thread (mostly
     spilled registers), number of instructions; numbers of global loads and stores by the bytes that
-    they move per thread; numbers of barriers, warp shuffles, copies to shared memory (cp.async,
-    TMA), ldmatrix, and tensor core products."""
+    they move per thread, and of cp.async likewise; vectors of 16 bytes that are loaded in pieces of
+    1, 2 or 4 bytes; numbers of barriers, warp shuffles, copies to shared memory (cp.async, TMA),
+    bulk copies among them and back, ldmatrix, and tensor core products. Only of nvcc's kernels:
+    bytes of registers that ptxas spills per thread, stores and loads together, and bytes of static
+    shared memory."""
 
     registers: int
     stack: int
     instructions: int
     loads: Mapping[int, int] = field(default_factory=dict)
     stores: Mapping[int, int] = field(default_factory=dict)
+    cp_async: Mapping[int, int] = field(default_factory=dict)
+    split: int = 0
+    bulk: int = 0
+    spilled: int = 0
+    shared: int = 0
     barriers: int = 0
     shuffles: int = 0
     copies: int = 0
@@ -103,17 +113,58 @@ def architecture() -> str:
 
 
 def cuda_code(source: Path, arch: str) -> Path:
-    """Return the cubin of a `.cu`. Raise Skip without nvcc, BuildError."""
+    """Return the cubin of a `.cu`, which lies beside ptxas's report. Raise Skip without nvcc,
+    BuildError."""
     toolkit = find_toolkit()
     if toolkit is None:
         raise Skip("no nvcc: python -m pip install -r requirements.txt brings it")
     compiler = find_compiler()
-    flags = [*cuda_flags([arch]), *BINDING, "-ccbin", compiler.path]
+    flags = [*cuda_flags([arch]), *BINDING, "-Xptxas", "-v", "-ccbin", compiler.path]
     key = digest([toolkit.version, compiler.version, *flags], sources_of(source))
     entry = Entry(f"{source.stem}-machine-code", key, "code.cubin")
     command: list[str | Path] = [toolkit.nvcc, "-cubin", source, *flags, f"-I{ROOT}"]
     command += [f"-I{path}" for path in torch_includes()]
-    return cached(entry, lambda _: run_compiler([*command, "-o", entry.path]))
+
+    def make(directory: Path) -> None:
+        said = run_compiler([*command, "-o", entry.path])
+        (directory / PTXAS).write_text(said, encoding="utf-8")
+
+    return cached(entry, make)
+
+
+def cuda_kernels(source: Path, arch: str) -> dict[str, MachineCode]:
+    """Return the machine code of all kernels of a `.cu` by their signatures, such as
+    "void add_kernel<float>(float const*)". Raise Skip without nvcc or Triton, which contains the
+    disassembler, BuildError."""
+    cubin = cuda_code(source, arch)
+    report = cubin.with_name(PTXAS).read_text(encoding="utf-8")
+    listing = _cuobjdump("-sass", cubin)
+    names = _PROPERTIES.findall(report)
+    shown = subprocess.run(
+        ["c++filt"], input="\n".join(found[0] for found in names), capture_output=True, text=True
+    )
+    return {
+        signature: _with_ptxas(listing, *found)
+        for signature, found in zip(shown.stdout.splitlines(), names, strict=True)
+    }
+
+
+PTXAS = "ptxas.txt"  # beside a cubin
+_PROPERTIES = re.compile(
+    r"Function properties for (\w+)\n +(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads\n.*Used (\d+) registers(?:.*?, (\d+) bytes smem)?"
+)
+
+
+def _with_ptxas(
+    listing: str, function: str, stack: str, stores: str, loads: str, registers: str, shared: str
+) -> MachineCode:
+    """Return a kernel's code from a listing, and from the numbers in ptxas's report."""
+    return replace(
+        _read_listing(listing, function, int(registers), int(stack)),
+        spilled=int(stores) + int(loads),
+        shared=int(shared or 0),
+    )
 
 
 def triton_code(module: Path, kernels: Sequence[TritonKernel], arch: str) -> list[Path]:
@@ -145,18 +196,19 @@ def triton_code(module: Path, kernels: Sequence[TritonKernel], arch: str) -> lis
 def read_code(cubin: Path, function: str) -> MachineCode:
     """Return the machine code of the first kernel whose name contains `function`. Raise Skip
     without Triton, which contains the disassembler; LookupError if there is no such kernel."""
+    usage, listing = (_cuobjdump(option, cubin) for option in ("-res-usage", "-sass"))
+    return parsed(usage, listing, function)
+
+
+def _cuobjdump(option: str, cubin: Path) -> str:
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
         raise Skip("Triton is missing: python -m pip install triton")
     tool = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    texts = []
-    for option in ("-res-usage", "-sass"):
-        done = subprocess.run([tool, option, cubin], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(f"{tool} {option} {cubin}: {compiler_message(done.stderr)}")
-        texts.append(done.stdout)
-    usage, listing = texts
-    return parsed(usage, listing, function)
+    done = subprocess.run([tool, option, cubin], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{tool} {option} {cubin}: {compiler_message(done.stderr)}")
+    return done.stdout
 
 
 def parsed(usage: str, listing: str, function: str) -> MachineCode:
@@ -166,19 +218,40 @@ def parsed(usage: str, listing: str, function: str) -> MachineCode:
     if used is None:
         others = re.findall(r"Function (\S+):", usage)
         raise LookupError(f"no kernel {function}, but {', '.join(others)}")
-    code = listing.partition(f"Function : {used[1]}\n")[2].partition("Function :")[0]
-    moved = {"LDG": Counter[int](), "STG": Counter[int]()}
-    for access in _ACCESS.finditer(code):
-        widths = [_WIDTHS[part] for part in access[2].split(".") if part in _WIDTHS]
-        moved[access[1]][widths[0] if widths else 4] += 1
+    return _read_listing(listing, used[1], int(used[2]), int(used[3]))
+
+
+def _read_listing(listing: str, function: str, registers: int, stack: int) -> MachineCode:
+    """Return the code of the kernel of this mangled name from cuobjdump's listing."""
+    code = listing.partition(f"Function : {function}\n")[2].partition("Function :")[0]
+    moved = {name: Counter[int]() for name in ("LDG", "STG", "LDGSTS")}
+    pieces: dict[tuple[str, int], set[int]] = defaultdict(set)  # offsets by base and width
+    for name, suffixes, operands in _ACCESS.findall(code):
+        widths = [_WIDTHS[part] for part in suffixes.split(".") if part in _WIDTHS]
+        width = widths[0] if widths else 4
+        moved[name][width] += 1
+        address = _ADDRESS.search(operands)
+        if name == "LDG" and width <= 4 and address:
+            pieces[address[1], width].add(int(address[2] or "0", 16))
     return MachineCode(
-        int(used[2]),
-        int(used[3]),
+        registers,
+        stack,
         len(_INSTRUCTION.findall(code)),
         dict(moved["LDG"]),
         dict(moved["STG"]),
+        dict(moved["LDGSTS"]),
+        sum(_vectors(offsets, width) for (_, width), offsets in pieces.items()),
+        len(_BULK.findall(code)),
         **{what: len(pattern.findall(code)) for what, pattern in _WORK_OF_BLOCK.items()},
     )
+
+
+def _vectors(offsets: set[int], width: int) -> int:
+    """Return the number of 16-byte vectors that loads of `width` bytes at these offsets, from one
+    register, cover."""
+    first = min(offsets)
+    parts = Counter((offset - first) // 16 for offset in offsets if (offset - first) % width == 0)
+    return sum(count == 16 // width for count in parts.values())
 
 
 def lines_of(source: Path, name: str) -> int:

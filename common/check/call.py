@@ -28,6 +28,7 @@ from common.check.expected import (
     tensors_of,
 )
 from common.check.guard import GuardedAllocations, GuardedMemory, bits, values_of
+from common.check.host_state import unchanged
 from common.check.lacks import Lacking, lacking
 from common.check.patterns import NO_LOOK, Look
 
@@ -57,7 +58,8 @@ class Failure:
 
 @dataclass
 class Call:
-    """One call of a rung that returned: its arguments after the call, and its outputs."""
+    """One call of a rung that returned: its arguments after the call, and its outputs. left: the
+    state of the process that it changed, in words."""
 
     args: tuple[Any, ...]
     outputs: list[Tensor]
@@ -66,6 +68,7 @@ class Call:
     watched: Watched = field(default_factory=Watched)
     foreign: list[str] = field(default_factory=list)
     modified: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -109,6 +112,7 @@ def call_guarded(
     key: str = "",
     other_device: int | None = None,
     late: bool = False,
+    pinned: bool = False,
 ) -> Call:
     """Call a rung on copies of `args` in guarded memory; its allocations are guarded as well.
 
@@ -116,8 +120,8 @@ def call_guarded(
     earlier call, whose arguments' memory is reused for the copies if they fit. key: see
     `GuardedAllocations`. other_device: position of the argument that is on another GPU than the
     rest (of a list, its last tensor). late: on the CPU backend, streams run their work as late as
-    legal, including the copy that sets the arguments' values. Raise what the call raises, and the
-    error that the device reports after it.
+    legal, including the copy that sets the arguments' values. pinned: these count host arrays as
+    pinned. Raise what the call raises, and the error that the device reports after it.
     """
     copies = _copied_into(into, args) if into is not None else None
     if copies is not None:
@@ -134,15 +138,18 @@ def call_guarded(
     )
     mode = GuardedAllocations(memory, backend, written, key)
     arriving = _taken_out(copies) if late else None
+    left: list[str] = []
     with (
         backend.watching(
             None if late else lambda runtime: memory.add_arguments(runtime, written),
             on_host,
             arriving,
+            pinned,
         ) as seen,
         placed,
         torch.no_grad(),
         mode,
+        unchanged(left),
     ):
         result = call(*copies)
     backend.synchronize()
@@ -150,7 +157,9 @@ def call_guarded(
     for tensor, name in zip(outputs, names, strict=True):
         if tensor.device.type != "meta" and not name.startswith("argument"):
             memory.rename(tensor, name)
-    return Call(copies, outputs, names, memory, seen, mode.foreign, mode.modified)
+    if seen.device_left >= 0:
+        left.append(f"current device: {seen.device_left} was set, and not the one before again")
+    return Call(copies, outputs, names, memory, seen, mode.foreign, mode.modified, left)
 
 
 def _copies(memory: GuardedMemory, args: tuple[Any, ...], signature: Signature) -> tuple[Any, ...]:
@@ -193,7 +202,10 @@ def _copied_into(earlier: Call, args: tuple[Any, ...]) -> tuple[Any, ...] | None
 
 
 def side_effects(done: Call, before: tuple[Any, ...], signature: Signature) -> Failure | None:
-    """Return a failure if the call wrote memory that it must not write."""
+    """Return a failure if the call wrote memory that it must not write, or left the process in
+    another state."""
+    if done.left:
+        return Failure("the call changed the state of the process", done.left)
     outside = done.memory.violations()
     if outside:
         hint = (

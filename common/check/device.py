@@ -52,7 +52,7 @@ MORE_SCHEDULES = (
     Schedule("random", 7, blocks="forward"),
 )
 
-# With late streams: the work submitted last first, and in random order.
+# With late streams: the work submitted last first; for several streams, also in random order.
 LATE_SCHEDULES = (Schedule("forward"), Schedule("random", 1), Schedule("random", 2))
 
 TIME_LIMIT = 30.0  # seconds that a launch may take on the CPU backend: its default
@@ -64,14 +64,17 @@ class Watched:
     """Observations of one call on the CPU backend.
 
     work: number of kernels, copies and fills. allocations: increase in live allocations by
-    cudaMalloc and similar calls. touched: the argument that host code read or wrote, and the place,
-    or "". launches: of kernels, unless there were many. early_return: a barrier that threads missed
-    because they had returned, or "". undefined_shuffle: a shuffle that read a lane which did not
-    take part, or "".
+    cudaMalloc and similar calls. handles: increase in live streams and events. device_left: the
+    device that it left current instead of the one before, or -1. touched: the argument that host
+    code read or wrote, and the place, or "". launches: of kernels, unless there were many.
+    early_return: a barrier that threads missed because they had returned, or "".
+    undefined_shuffle: a shuffle that read a lane which did not take part, or "".
     """
 
     work: int = 0
     allocations: int = 0
+    handles: int = 0
+    device_left: int = -1
     touched: str = ""
     launches: tuple[Launch, ...] = ()
     early_return: str = ""
@@ -96,15 +99,20 @@ class Backend:
         self._runtime = runtime
         self._variant = variant
         self._schedules = (Schedule("hardware"),) if runtime is None else schedules
+        self._late = False  # streams run their work late
+        self._followed: list[Tensor] = []
 
     def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
         """Return the orders that a check uses: one on a GPU, several on the CPU; one if `quick`,
         unless more orders than usual were requested."""
         return self._schedules[:1] if quick and self._schedules == SCHEDULES else self._schedules
 
-    def late_schedules(self) -> tuple[Schedule, ...]:
-        """Return the orders for late streams, on the CPU backend; () on a GPU."""
-        return () if self._runtime is None else LATE_SCHEDULES
+    def late_schedules(self, several: bool) -> tuple[Schedule, ...]:
+        """Return the orders for late streams, on the CPU backend; () on a GPU. several: the problem
+        declares several streams."""
+        if self._runtime is None:
+            return ()
+        return LATE_SCHEDULES if several else LATE_SCHEDULES[:1]
 
     def use(self, schedule: Schedule) -> None:
         """Run the following launches in this order."""
@@ -138,6 +146,7 @@ class Backend:
         tensors: Callable[[Runtime], None] | None = None,
         on_host: bool = False,
         late: Sequence[tuple[Tensor, Tensor]] | None = None,
+        pinned: bool = False,
     ) -> Iterator[Watched]:
         """Simulate a launcher's environment on a GPU during a call, and observe the call.
 
@@ -145,8 +154,8 @@ class Backend:
         host code cannot access the tensors that `tensors` adds to the runtime. on_host: the
         arguments are host arrays, so none of that applies. late: streams run their work as late as
         legal, and the current stream first copies the second tensor of each of these pairs into the
-        first. Raise RuntimeError if the current stream does not wait for all of the launcher's
-        work.
+        first. pinned: late streams count host arrays as pinned. Raise RuntimeError if the current
+        stream does not wait for all of the launcher's work.
         """
         watched = Watched()
         if self._runtime is None:
@@ -154,13 +163,15 @@ class Backend:
             return
         runtime = self._runtime
         before, allocations = runtime.work_done(), runtime.allocations()
+        handles = runtime.handles()
         if not on_host:
             runtime.check_launcher(True)
             if tensors is not None:
                 tensors(runtime)
                 runtime.close_tensors()
         if late is not None:
-            runtime.begin_late_check()
+            self._late = True
+            runtime.begin_late_check(pinned)
             for place, value in late:
                 size = value.numel() * value.element_size()
                 runtime.copy_late(place.data_ptr(), value.data_ptr(), size)
@@ -169,15 +180,19 @@ class Backend:
             yield watched
         finally:
             if late is not None:
+                self._late = False
                 wrong = runtime.end_late_check()
             watched.touched = runtime.forget_tensors()
             if not on_host:
+                watched.device_left = runtime.device_left()
                 watched.launches = tuple(runtime.launches())
                 watched.early_return = runtime.early_return()
                 watched.undefined_shuffle = runtime.undefined_shuffle()
             runtime.check_launcher(False)
+            self.follow_no_longer()
             watched.work = runtime.work_done() - before
             watched.allocations = runtime.allocations() - allocations
+            watched.handles = runtime.handles() - handles
         if wrong:
             raise RuntimeError(wrong)
 
@@ -198,6 +213,16 @@ class Backend:
         may."""
         if self._runtime is not None:
             self._runtime.open_tensors(opened)
+
+    def catch_up(self) -> None:
+        """Run late work that PyTorch's next operator comes after in the current stream. Raise
+        RuntimeError if it fails."""
+        if (
+            self._runtime is not None
+            and self._late
+            and (wrong := self._runtime.wait_for_current_stream())
+        ):
+            raise RuntimeError(wrong)
 
     @contextmanager
     def small_card(self, shared: bool = False) -> Iterator[None]:
@@ -221,6 +246,29 @@ class Backend:
         if self.traces:
             assert self._runtime
             self._runtime.set_trace(mode)
+
+    def follow(self, tensor: Tensor) -> None:
+        """Report reads of this fresh tensor's memory before anything has written it, if accesses
+        are traced. The tensor is contiguous."""
+        if self.traces and tensor.numel():
+            assert self._runtime
+            self._runtime.follow(tensor.data_ptr(), tensor.nbytes)
+            self._followed.append(tensor)
+
+    def written(self, tensor: Tensor) -> None:
+        """Count all memory that the tensor spans as written by PyTorch."""
+        if self.traces and tensor.numel():
+            assert self._runtime
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            span = 1 + sum((size - 1) * stride for size, stride in steps)
+            self._runtime.written(tensor.data_ptr(), span * tensor.element_size())
+
+    def follow_no_longer(self) -> None:
+        """End `follow` for all tensors."""
+        for tensor in self._followed:
+            assert self._runtime
+            self._runtime.follow_no_longer(tensor.data_ptr())
+        self._followed.clear()
 
     def take_trace(self) -> Trace:
         """Return the findings since the last call; an empty trace if accesses are not traced."""

@@ -21,6 +21,7 @@ BAND = 16 * 1024  # bytes before and after each tensor
 ALLOCATED = "that the operator allocates"  # end of a tensor's name until it is known as an output
 ALIGNMENT = 256  # bytes: guaranteed by cudaMalloc, and assumed by kernels with 16-byte loads
 
+_INDICES = (torch.int32, torch.int64)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # The bodies of all tensors of one memory carry this tag; the bands carry the tensor's own.
@@ -105,6 +106,7 @@ class _Record:
     shape: tuple[int, ...]
     name: str
     poison: int  # of the bands
+    around: Tensor | None = None  # the content of both bands, if it is not poison
     fresh: tuple[int, int] = (0, 0)  # of the body
 
     def __str__(self) -> str:
@@ -116,6 +118,22 @@ class _Record:
         integer = _INTEGERS[self.dtype.itemsize]
         before, after = self.buffer[: self.start], self.buffer[self.start + self.size :]
         return before.view(integer), after.view(integer)
+
+    def changed(self) -> tuple[Tensor, Tensor]:
+        """Return bool masks of the elements of both bands that were written."""
+        before, after = self.bands()
+        if self.around is None:
+            return before != self.poison, after != self.poison
+        return before != self.around[: len(before)], after != self.around[len(before) :]
+
+    def surround(self, values: Tensor) -> None:
+        """Fill the bands with these values, again and again."""
+        before, after = self.bands()
+        length = len(before) + len(after)
+        some = bits(values).flatten()[:length]
+        self.around = some.repeat(-(-length // len(some)) if length else 1)[:length]
+        before.copy_(self.around[: len(before)])
+        after.copy_(self.around[len(before) :])
 
 
 @dataclass(frozen=True)
@@ -203,11 +221,15 @@ class GuardedMemory:
 
     def copy_of(self, tensor: Tensor, name: str = "") -> Tensor:
         """Return a copy of `tensor` in guarded memory of its kind, with its strides and
-        misalignment."""
+        misalignment. In variant 1, the bands around indices hold valid ones: a kernel that reads
+        too many would leave out numbers that are none."""
         shift = tensor.data_ptr() % 16 // tensor.element_size()
         place = (tensor.dtype, tensor.device, name, tensor.is_pinned(), shift)
         if tensor.is_contiguous():
-            return self.empty(tensor.shape, *place).copy_(tensor)
+            copy = self.empty(tensor.shape, *place).copy_(tensor)
+            if self.variant == 1 and tensor.dtype in _INDICES and tensor.numel():
+                self._records[-1].surround(tensor)
+            return copy
         strides = tensor.stride()
         steps = zip(tensor.shape, strides, strict=True)
         extent = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
@@ -298,18 +320,18 @@ class GuardedMemory:
         Synchronises with the device if there is a band to compare.
         """
         sides = [
-            (record, side, band)
+            (record, side, changed)
             for record in self._records
-            for side, band in zip(("before", "after"), record.bands(), strict=True)
+            for side, changed in zip(("before", "after"), record.changed(), strict=True)
         ]
-        touched = values_of([(band != record.poison).any() for record, _, band in sides])
+        touched = values_of([changed.any() for _, _, changed in sides])
         found: list[str] = []
-        for (record, side, band), wrong in zip(sides, touched, strict=True):
+        for (record, side, changed), wrong in zip(sides, touched, strict=True):
             if not wrong:
                 continue
-            items = (band != record.poison).nonzero().flatten()
+            items = changed.nonzero().flatten()
             if side == "before":
-                where = f"nearest: {_elements(band.numel() - int(items[-1]))} before its start"
+                where = f"nearest: {_elements(changed.numel() - int(items[-1]))} before its start"
             else:
                 where = f"nearest: {_elements(int(items[0]) + 1)} past its end"
             found.append(f"{record}: {_elements(items.numel())} written {side} it, {where}")
@@ -364,6 +386,9 @@ class GuardedAllocations(TorchDispatchMode):
         self._written = written
         self._key = getattr(torch._C.DispatchKey, key) if key else None
         self._inside = 0  # nesting depth of operators that are not PyTorch's
+        # Late work may use a tensor that the launcher has freed, as on a GPU, whose memory is used
+        # again only for work that comes after it.
+        self._results: list[Any] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -397,19 +422,27 @@ class GuardedAllocations(TorchDispatchMode):
         name = str(func)
         if self._inside and name.split(".")[1] not in _COPIES and name not in self.foreign:
             self.foreign.append(name)
+        changed: list[Tensor] = []
         for argument, value in zip(func._schema.arguments, args, strict=False):
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if writes and isinstance(value, Tensor):
+                changed.append(value)
                 whose = self.memory.argument_of(value)
                 if whose and whose not in self._written and not _onto_itself(name, args):
                     self.modified.append(f"{whose}, by {name}")
         if self._backend is None:
             return func(*args, **kwargs)
+        if name.split(".")[1] not in _VIEWS:
+            self._backend.catch_up()
         self._backend.open_tensors(True)
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             self._backend.open_tensors(False)
+        for tensor in changed:
+            self._backend.written(tensor)
+        self._results.append(result)
+        return result
 
     def take(
         self, shape: Sequence[int], dtype: torch.dtype | None, device: Any, fill: Any = None
@@ -422,7 +455,11 @@ class GuardedAllocations(TorchDispatchMode):
             return torch.empty(tuple(shape), dtype=kind, device=place)
         name = f"tensor {self.allocated} {ALLOCATED}"
         result = self.memory.empty(shape, kind, place, name)
-        return result if fill is None else result.fill_(fill)
+        if fill is not None:
+            return result.fill_(fill)
+        if self._backend is not None:
+            self._backend.follow(result)
+        return result
 
 
 def _dispatch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -477,17 +514,20 @@ def _onto_itself(name: str, args: Sequence[Any]) -> bool:
     return target.data_ptr() == source.data_ptr() and target.nbytes == source.nbytes
 
 
-# PyTorch's operators that an operator may call: they copy, fill or view memory in another
-# way. All others compute, which the rung's kernels must do.
-_COPIES = frozenset(
+# PyTorch's operators that view memory in another way, and access none.
+_VIEWS = frozenset(
     (
-        *("copy_", "clone", "contiguous", "to", "_to_copy", "pin_memory", "_pin_memory"),
-        *("fill_", "zero_", "resize_", "set_", "record_stream", "is_pinned"),
         *("alias", "as_strided", "detach", "expand", "flatten", "lift_fresh", "narrow", "permute"),
-        *("reshape", "_reshape_alias", "select", "slice", "split", "squeeze", "t", "transpose"),
-        *("unflatten", "unsqueeze", "view", "view_as", "_unsafe_view"),
+        *("_reshape_alias", "select", "slice", "split", "squeeze", "t", "transpose", "is_pinned"),
+        *("unflatten", "unsqueeze", "view", "view_as", "_unsafe_view", "record_stream"),
     )
 )
+# PyTorch's operators that an operator may call: they copy, fill or view. All others compute, which
+# the rung's kernels must do.
+_COPIES = _VIEWS | {
+    *("copy_", "clone", "contiguous", "to", "_to_copy", "pin_memory", "_pin_memory"),
+    *("fill_", "zero_", "resize_", "set_", "reshape"),
+}
 
 _ALLOCATIONS = {
     "aten.empty.memory_format": _plain,

@@ -1,4 +1,4 @@
-"""Draw a case of random sizes around multiples of tiles, like the cases that a day declares."""
+"""Draw cases of random sizes around multiples of tiles, like the cases that a day declares."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import cache
 from common.base.declaration import Case
 
 SEED_VARIABLE = "HUNDRED_DAYS_SEED"
+MANY = 6  # cases that a check draws
 LARGEST = 1 << 14  # elements of the case's shape
 _TILES = (8, 16, 32, 64, 128, 256)
 
@@ -22,6 +23,56 @@ def session_seed() -> int:
     return int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(10**6))
 
 
+def random_cases(cases: Sequence[Case], seed: int | str) -> list[Case]:
+    """Return several such cases, each once, and one with a long dimension in 16 bits."""
+    drawn = [random_case(cases, f"{seed} {number}") for number in range(MANY)]
+    drawn.append(long_case(cases, seed))
+    return list(dict.fromkeys(case for case in drawn if case is not None))
+
+
+def long_case(cases: Sequence[Case], seed: int | str) -> Case | None:
+    """Return a case of a 16-bit dtype with one dimension as long as LARGEST allows, also beyond the
+    declared sizes, and the others short: a sum kept in 16 bits leaves the tolerance there. None if
+    no dimension takes any size."""
+    chance = random.Random(f"long {seed}")
+    known = [case for case in _known(cases) if case.itemsize == 2]
+    if not known:
+        return None
+    base = chance.choice(known)
+    sizes = _sizes_of(base, known)
+    free = [dim for dim, declared in enumerate(sizes) if _takes_any(declared)]
+    if not free:
+        return None
+    long = chance.choice(free)
+    shape = [
+        min(declared) if dim in free else size
+        for dim, (size, declared) in enumerate(zip(base.shape, sizes, strict=True))
+    ]
+    shape[long] = 1
+    shape[long] = max(LARGEST // math.prod(shape) - chance.randrange(16), 1)
+    return Case(tuple(shape), base.dtype, base.values)
+
+
+def _known(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases that others are derived from."""
+    return [
+        case
+        for case in cases
+        if case.values == "normal" and case.shape and 0 < math.prod(case.shape) <= LARGEST
+    ]
+
+
+def _sizes_of(base: Case, known: Sequence[Case]) -> list[list[int]]:
+    """Return the sizes of each dimension in all cases of the rank of `base`, in order."""
+    shapes = [case.shape for case in known if len(case.shape) == len(base.shape)]
+    return [sorted(set(sizes)) for sizes in zip(*shapes, strict=True)]
+
+
+def _takes_any(sizes: Sequence[int]) -> bool:
+    """Return True for a dimension that is odd in one of the cases, and so need be no multiple."""
+    return any(size % 2 and size > 1 for size in sizes)
+
+
 def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:
     """Return one of the cases with other sizes, determined by the seed; None if none has sizes.
 
@@ -29,20 +80,16 @@ def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:
     dimension takes only sizes from the cases, since they may have to be multiples.
     """
     chance = random.Random(seed)
-    known = [
-        case
-        for case in cases
-        if case.values == "normal" and case.shape and 0 < math.prod(case.shape) <= LARGEST
-    ]
+    known = _known(cases)
     if not known:
         return None
     base = chance.choice(known)
-    alike = [case.shape for case in known if len(case.shape) == len(base.shape)]
+    declared = _sizes_of(base, known)
     shape = list(base.shape)
     for dim in chance.sample(range(len(shape)), len(shape)):
-        sizes = sorted({other[dim] for other in alike})
+        sizes = declared[dim]
         rest = math.prod(shape) // shape[dim]
-        if any(size % 2 and size > 1 for size in sizes):
+        if _takes_any(sizes):
             most = min(sizes[-1], max(LARGEST // rest, 1))
             shape[dim] = _size(chance, most)
         else:
@@ -52,7 +99,11 @@ def random_case(cases: Sequence[Case], seed: int | str) -> Case | None:
 
 
 def _size(chance: random.Random, most: int) -> int:
-    """Return a size in [1, most], often next to a multiple of a tile's size."""
+    """Return a size in [1, most]: often next to a multiple of a tile's size, often of any order of
+    magnitude, else any."""
     tile = chance.choice(_TILES)
     near = tile * chance.randint(1, max(most // tile, 1)) + chance.choice((-1, 0, 1))
-    return near if 1 <= near <= most and chance.random() < 0.75 else chance.randint(1, most)
+    kind = chance.random()
+    if kind < 0.4 and 1 <= near <= most:
+        return near
+    return round(most ** chance.random()) if kind < 0.8 else chance.randint(1, most)

@@ -265,6 +265,9 @@ class Runtime:
         if self.traces:
             self._library.cudacpu_set_trace.argtypes = [ctypes.c_int]
             self._library.cudacpu_take_trace.restype = ctypes.c_char_p
+            self._library.cudacpu_follow.argtypes = sizes[:2]
+            self._library.cudacpu_follow_no_longer.argtypes = sizes[:1]
+            self._library.cudacpu_written.argtypes = sizes[:2]
         self._library.cudacpu_work_done.restype = ctypes.c_uint64
         self._library.cudacpu_launch_count.restype = ctypes.c_uint64
         self._library.cudacpu_launches.restype = ctypes.c_char_p
@@ -272,6 +275,8 @@ class Runtime:
         self._library.cudacpu_undefined_shuffle.restype = ctypes.c_char_p
         self._library.cudacpu_copy_late.argtypes = [*sizes[:1], *sizes[:1], ctypes.c_size_t]
         self._library.cudacpu_end_late_check.restype = ctypes.c_char_p
+        self._library.cudacpu_wait_for_current_stream.restype = ctypes.c_char_p
+        self._library.cudacpu_handles.restype = ctypes.c_size_t
         self._library.cudacpu_allocations.restype = ctypes.c_size_t
         self._library.cudacpu_forget_tensors.restype = ctypes.c_char_p
         self._library.cudacpu_add_tensor.argtypes = [*sizes, ctypes.c_int, ctypes.c_char_p]
@@ -302,9 +307,14 @@ class Runtime:
         """Count exactly these bytes of memory as a second device's from now on."""
         self._library.cudacpu_on_other_device(address, size)
 
-    def begin_late_check(self) -> None:
-        """Run the work of streams as late as legal from now on, and count host arrays as pinned."""
-        self._library.cudacpu_begin_late_check()
+    def begin_late_check(self, pinned: bool) -> None:
+        """Run the work of streams as late as legal from now on. pinned: count host arrays as
+        pinned."""
+        self._library.cudacpu_begin_late_check(int(pinned))
+
+    def wait_for_current_stream(self) -> str:
+        """Run the work that the current stream waits for. Return what failed, or ""."""
+        return self._library.cudacpu_wait_for_current_stream().decode()
 
     def copy_late(self, to: int, source: int, size: int) -> None:
         """Submit a late copy of `size` bytes between two addresses to the current stream."""
@@ -344,6 +354,14 @@ class Runtime:
         """Return the number of allocations by cudaMalloc and similar calls that were not freed."""
         return int(self._library.cudacpu_allocations())
 
+    def handles(self) -> int:
+        """Return the number of streams and events that were not destroyed."""
+        return int(self._library.cudacpu_handles())
+
+    def device_left(self) -> int:
+        """Return the device that a launcher left current instead of the one before, or -1."""
+        return int(self._library.cudacpu_device_left())
+
     def add_tensor(self, address: int, size: int, band: int, writable: bool, name: str) -> None:
         """Register a tensor of `size` bytes, in separate memory with `band` bytes on both sides,
         for `close_tensors`. writable: kernels may write it."""
@@ -361,6 +379,18 @@ class Runtime:
     def forget_tensors(self) -> str:
         """Remove all tensors. Return the first one that host code accessed, and where, or ""."""
         return self._library.cudacpu_forget_tensors().decode()
+
+    def follow(self, address: int, size: int) -> None:
+        """Count these bytes as unwritten from now on, in the variant "trace"."""
+        self._library.cudacpu_follow(address, size)
+
+    def follow_no_longer(self, address: int) -> None:
+        """End `follow` for the memory that begins at this address."""
+        self._library.cudacpu_follow_no_longer(address)
+
+    def written(self, address: int, size: int) -> None:
+        """Count these bytes as written by PyTorch, in the variant "trace"."""
+        self._library.cudacpu_written(address, size)
 
     def name_memory(self, address: int, size: int, element: int, name: str) -> None:
         """Set the name in messages of `size` bytes at `address`; element: bytes per element."""

@@ -11,7 +11,7 @@ import linecache
 import re
 import subprocess
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -256,11 +256,13 @@ class LineCounts:
 
 @dataclass(frozen=True)
 class Trace:
-    """All findings. remarks: skipped checks, and why."""
+    """All findings. remarks: skipped checks, and why. launches: of the counted kernels by name, the
+    threads per block and the bytes of dynamic shared memory, each pair once."""
 
     findings: list[Finding]
     counts: list[LineCounts]
     remarks: list[str]
+    launches: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 def take(runtime: Runtime) -> Trace:
@@ -304,9 +306,14 @@ def read(text: str) -> Trace:
     ]
 
     counts: dict[tuple[str, str, int, str], LineCounts] = {}
+    launches: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for item in report["counts"]:
         file, line = lines[item["site"]]
-        place = (kernels[item["kernel"]][0], file, line, item["kind"])
+        name, launch = kernels[item["kernel"]][0], report["kernels"][item["kernel"]]
+        launched = (launch["threads"], launch["shared_bytes"])
+        if launched not in launches[name]:
+            launches[name].append(launched)
+        place = (name, file, line, item["kind"])
         sums = counts.setdefault(place, LineCounts(*place))
         for name in ("requests", "lanes", "bytes", "sectors", "wavefronts", "conflicts"):
             setattr(sums, name, getattr(sums, name) + item[name])
@@ -317,7 +324,7 @@ def read(text: str) -> Trace:
     if report["left_out"]:
         remarks.append("global memory beyond the first 128 MB of a launch was not looked at")
     in_order = sorted(counts.values(), key=lambda c: (c.kernel, c.file, c.line, c.kind))
-    return Trace(kept, in_order, remarks)
+    return Trace(kept, in_order, remarks, dict(launches))
 
 
 def source_text(file: str, line: int) -> str:

@@ -12,8 +12,12 @@ from pathlib import Path
 from common.base.compiling import sources_of
 from common.base.day_files import Step
 from common.base.days import Day
+from common.mutants.inlined import inlined, own_headers
+from common.mutants.outline import outline, outlines_of
 from common.practice.excerpt import excerpt
-from common.practice.exercise import (
+from common.practice.journal import practice_folder
+from common.practice.python_code import excerpt_of, imported_from
+from common.practice.steps import (
     ExerciseError,
     UnreadableError,
     changed_around,
@@ -24,10 +28,6 @@ from common.practice.exercise import (
     same_code,
     stub,
 )
-from common.practice.journal import practice_folder
-from common.practice.mutants.inlined import inlined, own_headers
-from common.practice.mutants.outline import outline, outlines_of
-from common.practice.python_code import excerpt_of, imported_from
 from common.report.files import write_atomically
 
 

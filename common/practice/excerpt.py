@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.cpu.lexer import Token
-from common.practice.exercise import with_backward
-from common.practice.mutants.outline import Outline, reached_together
+from common.mutants.outline import Outline, reached_together
+from common.practice.steps import with_backward
 
 
 def excerpt(outlines: Mapping[Path, Outline], source: Path, rungs: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.base.days import Day
 from common.base.figures import duration
-from common.practice.mutants.outline import Declaration, Outline, outlines_of, reached_together
+from common.mutants.outline import Declaration, Outline, outlines_of, reached_together
 from common.report.stored import read_stored
 
 CONTEXT = 3  # unchanged lines around a change

@@ -11,11 +11,11 @@ from common.base.days import Day, load_lesson
 from common.base.ladder import Ladder, ladder_of
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
+from common.mutants.outline import Outline, outline, outlines_of
 from common.practice.challenge import Challenge, State, shown
 from common.practice.excerpt import excerpt
-from common.practice.exercise import MARK, ExerciseError, commented, linked_for
 from common.practice.journal import practice_folder
-from common.practice.mutants.outline import Outline, outline, outlines_of
+from common.practice.steps import MARK, ExerciseError, commented, linked_for
 
 _VERSION = re.compile(r"^//\s+(?:\w+ )*v\d")  # a line of a header about a rung
 _LISTED = re.compile(r"^//   \w+  ")  # a line above it about a rung without a version

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO
 
+from common.process.descendants import KILL_WAIT, adopt, die_with, end_members, members, send
 from common.process.events import Channel, Event, from_line, to_line
-from common.process.family import KILL_WAIT, adopt, die_with, end_members, members, send
 
 KEPT_OUTPUT = 64 * 1024  # bytes from the start of a child's output, and as many from its end
 

@@ -8,6 +8,7 @@ A `Channel` carries events, in this order for one day:
     Finished   a rung's outcome
     AskTurn    a request for exclusive use of the device; the child waits for the answer
     TurnOver   the exclusive use has ended
+    Ran        what a rung's check used, for trials of mutants
     Table      a table that a tool prints
     Made       files that the day creates, stored by --write
     Unbuilt    the day does not build
@@ -24,7 +25,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from common.base.days import Day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Status
+from common.base.toolchain import Platform
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,19 @@ class TurnOver:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """The check of a rung in a trial of a mutant. seconds: that it took. operators: of the day that
+    it called. left_out: cases that it skipped because the card lacks something."""
+
+    problem: str
+    rung: str
+    status: Status
+    seconds: float
+    operators: list[str]
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
 class Table:
     """A header and rows of cells, all text."""
 
@@ -117,6 +134,7 @@ Event = (
     | Finished
     | AskTurn
     | TurnOver
+    | Ran
     | Table
     | Made
     | Unbuilt
@@ -183,7 +201,7 @@ class Progress:
                 self.outcome.details = details
             case Over():
                 self.over = True
-            case AskTurn() | TurnOver() | Table():
+            case AskTurn() | TurnOver() | Ran() | Table():
                 pass  # for the scheduler and the report; they do not change the state
 
     def finish(self, outcome: RungOutcome) -> None:
@@ -247,6 +265,10 @@ class Channel(Protocol):
 
     def wait(self, event: Event) -> None:
         """Send `event` and return when the other side agrees."""
+
+
+# A day's work in its process: `common.process.worker.run_day`, or that of a tool.
+Step = Callable[[Day, Platform, RunOptions, Channel], None]
 
 
 class Direct:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -19,16 +18,17 @@ from typing import Any
 
 import torch
 
-from common.base.cache import cache_directory
+from common.base.ceilings import Ceilings, ceilings_of
 from common.base.days import Day, Lesson, load_lesson
 from common.base.declaration import Problem, Rung
 from common.base.figures import duration, significant
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip, Timing
 from common.base.paths import ROOT
+from common.base.targets import all_met
 from common.base.toolchain import Platform, sm
-from common.bench import ceilings
-from common.bench.timing import Untimed, target_met, time_problem, warm_up
-from common.build import library, own_way
+from common.bench.timing import Untimed, time_problem, warm_up
+from common.build import custom_build, library
 from common.check import bad_input, beyond, device, guard, rungs
 from common.check.autograd import differentiable
 from common.check.expected import expectations, message_of, passed_on, places_of
@@ -57,55 +57,21 @@ COSTLY = 1.25  # times the host's cost of PyTorch's call; above, a remark is add
 MEMORY_FULL = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of a day's run. quick: fewer cases, a share of the bad inputs, shorter timing, and
-    no bad input if the CPU backend simulates a card that the user chose. bench: time the rungs.
-
-    time_limit: seconds for the day, used by work that starts other programs. watched: a tool traces
-    every access: no bands around tensors, which would hide overruns from it, one thread order, and
-    no bad input, which launches nothing and takes long under a tool, except unaligned tensors if
-    addresses are watched. arguments: words that call the runner again for the same days, e.g.
-    ("--days", "…"). debug: on the CPU, check in more orders, and wait for hanging threads for a
-    second at most. rungs: run only these rungs of the day, () for all. alone: time them against
-    PyTorch's call only, without targets, and skip the day's `show`. first_calls: check one call on
-    each case, and no bad input. explain: make further calls of a failing rung to find the cause.
-    threads: of PyTorch on the host until the day's turn, 0 for PyTorch's default.
-    """
-
-    quick: bool = False
-    bench: bool = True
-    time_limit: float = 120.0
-    watched: bool = False
-    arguments: tuple[str, ...] = ()
-    debug: bool = False
-    rungs: tuple[str, ...] = ()
-    alone: bool = False
-    first_calls: bool = False
-    explain: bool = False
-    threads: int = 0
-
-    def of(self, lesson: Lesson) -> tuple[Problem, ...]:
-        """Return the day's problems with the rungs to run."""
-        problems = lesson.problems
-        if self.alone:
-            problems = tuple(
-                replace(p, libraries=(), rungs=tuple(replace(r, target=None) for r in p.rungs))
-                for p in problems
-            )
-        if not self.rungs:
-            return problems
-        chosen = [
-            replace(problem, rungs=tuple(r for r in problem.rungs if r.name in self.rungs))
-            for problem in problems
-        ]
-        return tuple(problem for problem in chosen if problem.rungs)
-
-
-def run_this(day: Day, device: str, work: Work, *options: str) -> list[str]:
-    """Return a command line that runs the day in a single process, for tools that watch one."""
-    command = [sys.executable, str(ROOT / "run_day.py"), str(day.number), "--device", device]
-    return [*command, "--in-process", *work.arguments, *options]
+def chosen_problems(lesson: Lesson, options: RunOptions) -> tuple[Problem, ...]:
+    """Return the day's problems with the rungs to run."""
+    problems = lesson.problems
+    if options.alone:
+        problems = tuple(
+            replace(p, libraries=(), rungs=tuple(replace(r, target=None) for r in p.rungs))
+            for p in problems
+        )
+    if not options.rungs:
+        return problems
+    chosen = [
+        replace(problem, rungs=tuple(r for r in problem.rungs if r.name in options.rungs))
+        for problem in problems
+    ]
+    return tuple(problem for problem in chosen if problem.rungs)
 
 
 class BuiltOtherwise(Exception):
@@ -120,28 +86,28 @@ class Run:
 
     day: Day
     platform: Platform
-    work: Work
+    options: RunOptions
     channel: Channel
     todo: library.Build
     backend: device.Backend
     fallback: Callable[[], str]
     rungs: Collection[str]
-    ceilings: ceilings.Ceilings | None = None
+    ceilings: Ceilings | None = None
     broken: str = ""
     last: bool = False
     own_threads: int = field(default_factory=torch.get_num_threads)
 
     def __post_init__(self) -> None:
-        if self.work.watched:
+        if self.options.watched:
             guard.BAND = 0
-        if self.work.threads:
-            torch.set_num_threads(self.work.threads)
+        if self.options.threads:
+            torch.set_num_threads(self.options.threads)
 
     @property
     def goes_beyond(self) -> bool:
         """Return True if rungs are tried beyond 2^31 elements."""
-        work, on_gpu = self.work, self.backend.name == "cuda"
-        return on_gpu and not (work.quick or work.watched or work.first_calls)
+        options, on_gpu = self.options, self.backend.name == "cuda"
+        return on_gpu and not (options.quick or options.watched or options.first_calls)
 
     def stage(self, rung: str, stage: str, problem: str = "") -> None:
         flush()
@@ -179,12 +145,12 @@ def without_advice() -> Iterator[None]:
         logging.disable(before)
 
 
-def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Check and time every rung of a built day, and send events to `channel`."""
     channel.emit(Stage("", "loading the day"))
     try:
         lesson = load_lesson(day)
-        problems = work.of(lesson)
+        problems = chosen_problems(lesson, options)
         planned = [[p.name, rung.name, rung.idea] for p in problems for rung in p.rungs]
         channel.emit(Planned(planned))
         todo = library.plan(day, platform)
@@ -193,10 +159,10 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
                 f"{day.source.name}, or what it is built with, changed after it was built; run the "
                 "day again"
             )
-        backend = device.make(platform, work.debug)
+        backend = device.make(platform, options.debug)
         operators = library.load(todo)
         names = {rung.name for problem in lesson.problems for rung in problem.rungs}
-        run = Run(day, platform, work, channel, todo, backend, library.fallbacks(todo), names)
+        run = Run(day, platform, options, channel, todo, backend, library.fallbacks(todo), names)
     except Skip as skip:
         channel.emit(Ended(SKIP, str(skip)))
         channel.emit(Over())
@@ -220,7 +186,9 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
 
 
 def _shows(run: Run, lesson: Lesson) -> bool:
-    return lesson.show is not None and not (run.work.quick or run.work.rungs or run.work.alone)
+    return lesson.show is not None and not (
+        run.options.quick or run.options.rungs or run.options.alone
+    )
 
 
 def _show(run: Run, lesson: Lesson, operators: Any) -> None:
@@ -255,7 +223,7 @@ class _Checked:
     again: list[Rung] = field(default_factory=list)
 
     def timed(self, run: Run, rung: Rung) -> bool:
-        return self.problem.timed and rung.timed and run.work.bench
+        return self.problem.timed and rung.timed and run.options.bench
 
     def goes_beyond(self, run: Run, rung: Rung) -> bool:
         return run.goes_beyond and not beyond.why_not(self.problem, rung)
@@ -277,32 +245,30 @@ def _check_problem(run: Run, problem: Problem, operators: Any) -> _Checked:
     """Check the rungs as far as possible while other days run on the device."""
     found = _Checked(problem)
     for rung in problem.rungs:
-        if not _check_one(run, found, rung, operators, last=False):
+        if not _check_one(run, found, rung, operators):
             break
     return found
 
 
-def _check_one(run: Run, found: _Checked, rung: Rung, operators: Any, last: bool) -> bool:
-    """Check a rung and file its outcome; return False if the device no longer works.
-
-    last: the day has the device for itself, so full memory is the rung's own failure.
-    """
+def _check_one(run: Run, found: _Checked, rung: Rung, operators: Any) -> bool:
+    """Check a rung and file its outcome; return False if the device no longer works."""
     call, outcome = check_rung(run, found.problem, rung, operators)
     if outcome.status == PASS and (found.timed(run, rung) or found.goes_beyond(run, rung)):
         assert call is not None
         found.calls[rung.name], found.pending[rung.name] = call, outcome
         run.tell(Checked(outcome))
-    elif not last and _found_memory_full(run, outcome):
+    elif outcome.status == FAIL and _others_fill_memory(run, outcome.reason, *outcome.details):
         found.again.append(rung)
     else:
         run.tell(Finished(outcome))
     return outcome.status != FAIL or _device_works(run, rung.name)
 
 
-def _found_memory_full(run: Run, outcome: RungOutcome) -> bool:
-    if run.backend.name != "cuda" or outcome.status != FAIL:
-        return False
-    return any(MEMORY_FULL.search(text) for text in (outcome.reason, *outcome.details))
+def _others_fill_memory(run: Run, *messages: str) -> bool:
+    """Return True if one of a failure's messages reports that the GPU's memory is full while other
+    days may hold some of it; once this day has it alone, that is its own failure."""
+    shared = run.backend.name == "cuda" and not run.last
+    return shared and any(MEMORY_FULL.search(text) for text in messages)
 
 
 def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]) -> None:
@@ -315,7 +281,7 @@ def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]
             if calls := each.timed_calls(run):
                 run.stage("", "warming up", each.problem.name)
                 with without_advice():
-                    warm_up(each.problem, calls, run.backend, quick=run.work.quick)
+                    warm_up(each.problem, calls, run.backend, quick=run.options.quick)
     # Other days run while this one waits.
     expectations.clear()
     run.backend.release_memory()
@@ -345,7 +311,7 @@ def _finish_problem(run: Run, checked: _Checked, operators: Any) -> None:
     problem, pending = checked.problem, checked.pending
     for rung in checked.again:
         _be_last(run)
-        if not _check_one(run, checked, rung, operators, last=True):
+        if not _check_one(run, checked, rung, operators):
             return
     for rung in problem.rungs:
         if rung.name in pending and checked.goes_beyond(run, rung):
@@ -383,7 +349,7 @@ def check_rung(
     target = " and ".join(map(str, rung.targets))
     outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS, target=target)
     outcome.further = problem.further
-    if run.work.watched and run.backend.name == "cuda" and problem.unwatched:
+    if run.options.watched and run.backend.name == "cuda" and problem.unwatched:
         outcome.status, outcome.reason = SKIP, problem.unwatched
         return None, outcome
     call = None
@@ -403,20 +369,20 @@ def check_rung(
             call,
             backend,
             fallback=run.fallback,
-            quick=run.work.quick,
-            one_order=run.work.watched,
-            first_calls=run.work.first_calls,
-            explain=run.work.explain,
+            quick=run.options.quick,
+            one_order=run.options.watched,
+            first_calls=run.options.first_calls,
+            explain=run.options.explain and not run.options.watched,
         )
         outcome.checked = result.checked
         _take(outcome, result)
         _take_fallbacks(run, outcome, result, rung, operators)
         # If addresses are watched, an unaligned vector access ends the launch.
-        shifted = run.work.watched and run.platform.variant in ("address", "zeroed")
+        shifted = run.options.watched and run.platform.variant in ("address", "zeroed")
         # A launcher's refusals do not depend on the simulated card.
-        known = run.work.quick and bool(run.platform.model)
-        more = not run.work.first_calls
-        if outcome.status == PASS and more and (shifted or not (run.work.watched or known)):
+        known = run.options.quick and bool(run.platform.model)
+        more = not run.options.first_calls
+        if outcome.status == PASS and more and (shifted or not (run.options.watched or known)):
             run.stage(rung.name, "trying bad input", problem.name)
             tried = bad_input.check_bad_input(
                 problem,
@@ -424,7 +390,7 @@ def check_rung(
                 call,
                 backend,
                 only_shifted=shifted,
-                quick=run.work.quick and not run.work.watched,
+                quick=run.options.quick and not run.options.watched,
             )
             outcome.bad_inputs = tried.checked
             _take(outcome, tried)
@@ -460,7 +426,7 @@ def _take_fallbacks(
             outcome.status = FAIL
             outcome.reason = f"it falls back to {name!r}, which is no rung of the day"
             return
-    if run.backend.name == "cuda" or run.platform.model or run.work.quick:
+    if run.backend.name == "cuda" or run.platform.model or run.options.quick:
         return
     share = count / result.checked
     if share == 1 or (share > MOST_FALLBACKS and not rung.falls_back):
@@ -486,10 +452,10 @@ def load_rung(
     Raise LookupError if the day does not register such an operator.
     """
     if rung.load is not None:
-        builder = own_way.Builder(todo)
+        builder = custom_build.Builder(todo)
         return rung.load(builder), builder.seconds
     if rung.in_python:
-        builder = own_way.Builder(todo)
+        builder = custom_build.Builder(todo)
         module = builder.triton(rung.triton) if rung.triton else builder.numba(rung.numba)
         if not hasattr(module, rung.name):
             raise LookupError(f"{rung.triton or rung.numba}.py has no function {rung.name}")
@@ -517,17 +483,10 @@ def _take(outcome: RungOutcome, result: rungs.CheckResult) -> None:
 
 
 def take_findings(run: Run, outcome: RungOutcome) -> None:
-    """Fail a rung that has races, even if its results are right. Reads of unwritten memory explain
-    a failure; of a passed rung they are remarks, since unwritten memory holds NaN and no result
-    does."""
+    """Fail a rung with races, or with reads of unwritten memory, even if its results are right."""
     traced = run.backend.take_trace()
     outcome.remarks += traced.remarks
-    shown = []
-    for finding in traced.findings:
-        if finding.what == "unwritten" and outcome.status == PASS:
-            outcome.remarks.append(f"{finding.summary()}; no result shows it")
-        else:
-            shown.append(finding)
+    shown = traced.findings
     outcome.findings = [
         {
             "what": found.what,
@@ -568,7 +527,7 @@ def _time_problem(
     full = False
     try:
         if run.ceilings is None and run.platform.device == "cuda":
-            run.ceilings = ceilings.ceilings(cache_directory())
+            run.ceilings = ceilings_of(run.platform.gpu)
         with without_advice():
             timings = time_problem(
                 problem,
@@ -576,7 +535,7 @@ def _time_problem(
                 run.backend,
                 run.ceilings,
                 run.fallback,
-                quick=run.work.quick,
+                quick=run.options.quick,
                 lesser_card=_is_lesser(run.platform),
                 stage=lambda name: run.stage("", name, problem.name),
             )
@@ -584,7 +543,7 @@ def _time_problem(
             if rung.name in pending:
                 _take_timing(run, rung, timings, pending[rung.name])
     except Exception as error:
-        full = run.backend.name == "cuda" and bool(MEMORY_FULL.search(str(error))) and not run.last
+        full = _others_fill_memory(run, str(error))
         if not full:
             reason, details = explain(error)
             for outcome in pending.values():
@@ -611,8 +570,9 @@ def _take_timing(
     elif isinstance(timing, Timing):
         outcome.timing = timing
         remark_host_time(outcome)
-        if rung.targets and run.platform.device == "cuda":
-            outcome.target_met = target_met(rung, timings, run.ceilings)
+        if run.platform.device == "cuda":
+            times = {name: each for name, each in timings.items() if isinstance(each, Timing)}
+            outcome.target_met = all_met(rung.targets, timing, times, run.ceilings)
     else:
         first, *rest = timing.splitlines()
         outcome.status, outcome.reason, outcome.details = FAIL, first, rest

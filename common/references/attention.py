@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,14 +18,27 @@ from common.check.draw import Draw
 SCORES_AT_ONCE = 1 << 29
 
 
+def is_large(q: Tensor, k: Tensor) -> bool:
+    """Return True if q (B, H, S, D) and k (B, H, T, D) have too many scores for all heads."""
+    return q.shape[1] > 1 and q.shape[:3].numel() * k.shape[2] > SCORES_AT_ONCE
+
+
+def by_head(
+    function: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...], causal: bool
+) -> tuple[Tensor, ...]:
+    """Return function(*tensors, causal), called for one head of the tensors (B, H, …) at a time."""
+    heads = zip(*(tensor.split(1, 1) for tensor in tensors), strict=True)
+    parts = [function(*head, causal) for head in heads]
+    return tuple(torch.cat(part, 1) for part in zip(*parts, strict=True))
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
     """Return o (B, H, S, D) and the log-sum-exp (B, H, S), in fp32 at least, of q (B, H, S, D) and
     k, v (B, H, T, D). With a causal mask, row i uses the keys j <= i + T - S, so that the last row
     uses all. A row without keys has o = 0 and the log-sum-exp -inf."""
-    if q.shape[1] > 1 and q.shape[:3].numel() * k.shape[2] > SCORES_AT_ONCE:
-        heads = zip(*(x.split(1, 1) for x in (q, k, v)), strict=True)
-        parts = [attention(one, keys, values, causal) for one, keys, values in heads]
-        return torch.cat([o for o, _ in parts], 1), torch.cat([lse for _, lse in parts], 1)
+    if is_large(q, k):
+        o, lse = by_head(attention, (q, k, v), causal)
+        return o, lse
     s = q @ k.mT / q.shape[-1] ** 0.5
     S, T = s.shape[2:]
     hidden = torch.full((S, T), causal, dtype=torch.bool, device=q.device).triu(T - S + 1)

@@ -77,8 +77,8 @@ def _host(timing: Timing) -> str:
 
 
 PEAK = (
-    "the share of what limits the kernel, as measured on the GPU: copying memory (copy), reading "
-    "it (read), or arithmetic (fp32, tensor cores …); reading alone can pass 100% of copy"
+    "the share of what limits the kernel, as day 50's kernels measure it on that GPU: copying "
+    "memory (copy) or arithmetic (fp32, tensor cores …); reading alone can pass 100% of copy"
 )
 PYTORCH = "times as fast as PyTorch's own operator: 2.00× takes half of its time"
 LIBRARY = "times as fast as the best library that was tried, often torch.compile"

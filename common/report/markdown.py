@@ -4,9 +4,10 @@ A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
     python        how the day's .cu files get into Python
     run           the output of `run_day.py N`
-    results       the table of the day's rungs
+    results       the table of the day's rungs, and that of their kernels
     practice      the day's exercises
     neighbours    links to the day before and the day after
+    ceilings      in the README of day 50: the stored ceilings of each GPU
     scoreboard    in some READMEs: CUDA against Triton or Numba, on all days of its part
     climb         on the front page: the chart of the matrix products
     recorded      on the front page: the picture of a run
@@ -15,25 +16,36 @@ A block is the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`:
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import geometric_mean
 
+from common.base.ceilings import UNITS, Ceilings
+from common.base.course_parts import part_of
 from common.base.day_files import Step
 from common.base.days import FURTHER_SHOWS, Day, discover
-from common.base.figures import counted, duration, library_name, numbers, printable, ratio
+from common.base.figures import (
+    counted,
+    duration,
+    library_name,
+    numbers,
+    printable,
+    ratio,
+    significant,
+)
 from common.base.ladder import has_ladder
 from common.base.outcome import PASS, RungOutcome
-from common.base.parts import part_of
 from common.base.toolchain import sm
 from common.base.verdict import Score
 from common.base.where import versions
-from common.report.climb import climb, steps_of
 from common.report.columns import MARKDOWN, PROGRESS, in_markdown, markdown_table
+from common.report.evidence import EVIDENCE, Evidence, evidence_block, from_text
 from common.report.files import ResultsError
+from common.report.front_chart import climb, steps_of
 from common.report.glossary import glossary
 from common.report.in_python import python_block
 from common.report.plot import plot
@@ -46,6 +58,7 @@ RECORDED = 56  # the day of the front page's recorded run
 RECORDING = ".github/run.svg"
 CHART = ".github/climb.svg"
 CAUGHT = "planted bugs caught"  # the heading of the scores of mutants
+SPREAD = "spread"  # the noise of a table's times
 COLUMNS_TITLE = "What the columns mean"
 
 
@@ -60,9 +73,9 @@ class Stored:
     output: list[str] = field(default_factory=list)
 
     @property
-    def last(self) -> RungOutcome:
+    def best(self) -> RungOutcome:
         """Return the rung that represents the day."""
-        return last_rung(self.main.rungs)
+        return best_rung(self.main.rungs)
 
     @property
     def main(self) -> Stored:
@@ -84,24 +97,38 @@ class Stored:
         return lines.index(FURTHER_SHOWS)
 
 
-def last_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
-    """Return the rung that represents a day: the last one with a time and a target, else the last
-    timed one, else the last one."""
+def best_rung(rungs: Sequence[RungOutcome]) -> RungOutcome:
+    """Return the rung that represents a day: the fastest one of the problem to which the day leads,
+    that of the last rung with a time and a target, else of the last timed one. A rung that is
+    faster by less than the spread of both times is not faster. Without times, the last rung."""
     timed = [rung for rung in rungs if rung.timing is not None]
     aimed = [rung for rung in timed if rung.target]
-    return (aimed or timed or rungs)[-1]
+    last = (aimed or timed or rungs)[-1]
+    if last.timing is None:
+        return last
+    spread, slower = last.timing.spread, last.timing.ms
+    faster = [
+        (rung.timing.ms, rung)
+        for rung in timed
+        if rung.timing and rung.problem == last.problem and rung.status == PASS
+        if slower / rung.timing.ms - 1 > spread + rung.timing.spread
+    ]
+    return min(faster, key=lambda pair: pair[0])[1] if faster else last
 
 
 def generated(
-    root: Path, stored: dict[int, list[Stored]], scores: dict[int, Score] | None = None
+    root: Path,
+    stored: dict[int, list[Stored]],
+    scores: dict[int, Score],
+    ceilings: Mapping[str, Ceilings],
 ) -> dict[Path, str]:
     """Return every generated file with its text: progress.md, READMEs and pictures.
 
-    Raise ResultsError if a day's README lacks a block.
+    ceilings: of GPUs by their slugs. Raise ResultsError if a day's README lacks a block.
     """
     days, _broken = discover(root / "days")
     everything, stored = stored, _with_a_main_line(stored)
-    files = {root / "progress.md": progress(days, stored, scores or {})}
+    files = {root / "progress.md": progress(days, stored, scores)}
     front = root / "README.md"
     if front.is_file():
         text = front.read_text(encoding="utf-8")
@@ -121,11 +148,15 @@ def generated(
             raise ResultsError(f"{readme} is missing; it must hold {begin_of('results')}")
         text = readme.read_text(encoding="utf-8")
         results = [one.main for one in stored.get(day.number, [])]
-        blocks = {"results": results_block(results)}
+        evidence = read_evidence(day)
+        kernels = evidence_block(evidence, further=False)
+        blocks = {"results": "\n\n".join(filter(None, [results_block(results), kernels]))}
         blocks["python"] = python_block(day)
         blocks["run"] = run_block(results)
         blocks["practice"] = practice_block(day)
         blocks["neighbours"] = neighbours_block(before, after)
+        if begin_of("ceilings") in text:
+            blocks["ceilings"] = ceilings_block(ceilings)
         if begin_of("scoreboard") in text:
             part = [one for one in days if part_of(one.number) == part_of(day.number)]
             blocks["scoreboard"] = scoreboard_block(part, stored)
@@ -136,7 +167,8 @@ def generated(
             if picture := plot(one.rungs):
                 files[day.folder / PLOT] = picture
         if day.further:
-            files |= _generated_further(day.further.folder, everything.get(day.number, []))
+            results = everything.get(day.number, [])
+            files |= _generated_further(day.further.folder, results, evidence)
     return files
 
 
@@ -146,7 +178,16 @@ def _with_a_main_line(stored: dict[int, list[Stored]]) -> dict[int, list[Stored]
     return {day: results for day, results in found.items() if results}
 
 
-def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str]:
+def read_evidence(day: Day) -> Evidence | None:
+    """Return the stored evidence of a day's kernels, or None. Raise ResultsError for an invalid
+    file."""
+    path = day.folder / "results" / EVIDENCE
+    return from_text(path) if os.path.lexists(path) else None
+
+
+def _generated_further(
+    folder: Path, stored: Sequence[Stored], evidence: Evidence | None
+) -> dict[Path, str]:
     """Return the README of the part beyond a day's main line, and its plot."""
     readme = folder / "README.md"
     beyond = [one.further for one in stored if one.further.rungs]
@@ -154,6 +195,7 @@ def _generated_further(folder: Path, stored: Sequence[Stored]) -> dict[Path, str
     if beyond and (output := beyond[0].output):
         shown = [f"| {printable(line)}" for line in output]
         block = "\n".join([block, "", "```text", *shown, "```"])
+    block = "\n\n".join(filter(None, [block, evidence_block(evidence, further=True)]))
     text = replaced(readme, readme.read_text(encoding="utf-8"), "results", block)
     picture = plot(beyond[0].rungs) if beyond else ""
     return {readme: text} | ({folder / PLOT: picture} if picture else {})
@@ -269,7 +311,9 @@ def _results_on(one: Stored, top: str) -> str:
     cases = list(dict.fromkeys(rung.timing.case for rung in one.rungs if rung.timing))
     below = f"{in_markdown(versions(one.where))}."
     if cases:
+        spread = max(rung.timing.spread for rung in one.rungs if rung.timing)
         below += f" Timed: {'; '.join(map(in_markdown, cases))}."
+        below += f" {SPREAD.capitalize()}: ±{significant(100 * spread, 2)} % at most."
     if untimed:
         names = (f"{in_markdown(name)} ({counted(n, 'rung')})" for name, n in untimed.items())
         below += f" Checked, not timed: {'; '.join(names)}."
@@ -286,6 +330,20 @@ def _only_checked(rungs: Sequence[RungOutcome]) -> dict[str, int]:
     shown = {rung.problem for rung in rungs if rung.status != PASS or rung.timing or rung.build_s}
     counts = Counter(rung.problem for rung in rungs if rung.problem not in shown)
     return dict(counts) if any(rung.timing for rung in rungs) else {}
+
+
+def ceilings_block(ceilings: Mapping[str, Ceilings]) -> str:
+    """Return a table of the ceilings of each GPU, with the clock under which each was measured."""
+    parts = []
+    for one in ceilings.values():
+        clocks = {name: f"{mhz:.0f} MHz" for name, mhz in one.mhz.items()}
+        rows = [
+            [name, f"{significant(rate, 4)} {UNITS[name]}", clocks.get(name, "")]
+            for name, rate in one.rates.items()
+        ]
+        table = markdown_table(["ceiling", "rate", "mean clock"], [True, False, False], rows)
+        parts.append("\n".join([f"**{in_markdown(one.gpu)}**, {one.date}", "", *table]))
+    return "\n\n".join(parts) or "Not measured yet."
 
 
 # --- the scoreboard ---------------------------------------------------------------------------
@@ -369,9 +427,9 @@ def first_results(stored: dict[int, list[Stored]]) -> dict[int, list[RungOutcome
 
 
 def curriculum_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
-    """Return the parts of the course: their days, the last one, and the day whose last rung is
+    """Return the parts of the course: their days, the last one, and the day whose best rung is
     furthest ahead of the strongest library, on the first GPU of its results."""
-    header = ["part", "days", "it ends with", "furthest ahead of a library"]
+    header = ["part", "days", "it ends with", "best rung, furthest ahead of a library"]
     rows = []
     for part in dict.fromkeys(part_of(day.number) for day in days):
         own = [day for day in days if part_of(day.number) == part]
@@ -388,9 +446,9 @@ def curriculum_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> st
 
 
 def _ahead(day: Day, results: Sequence[Stored]) -> tuple[float, str] | None:
-    """Return how many times as fast as the library the day's last rung is, as a number and as text;
+    """Return how many times as fast as the library the day's best rung is, as a number and as text;
     None if no library was timed."""
-    timing = results[0].last.timing if results else None
+    timing = results[0].best.timing if results else None
     if timing is None or timing.best_library is None:
         return None
     name, ms = timing.best_library
@@ -409,7 +467,7 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
         title = f"[{day.title}](days/{day.name}/README.md)"
         results = stored.get(day.number, [])
         if not results:
-            empty = [""] * (len(PROGRESS) + 2)
+            empty = [""] * (len(PROGRESS) + 3)
             score = kills(day, scores)
             rows.append([str(day.number), title, "not measured", *empty, *score, day.teaches])
             continue
@@ -422,11 +480,13 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
         gpu = first.where["gpu"]
         note = in_markdown(f"{gpu}: {versions(first.where)}")
         letter = notes.setdefault(note, _letter(len(notes)))
-        row = [str(day.number), title, "passed", f"`{first.last.rung}`"]
-        row += [column.text(first.last) for column in PROGRESS]
+        best = first.best
+        row = [str(day.number), title, "passed", best.problem, f"`{best.rung}`"]
+        row += [column.text(best) for column in PROGRESS]
         rows.append([*row, f"{gpu} [{letter}]", *kills(day, scores), day.teaches])
-    header = ["day", "title", "state", "last rung", *(c.heading for c in PROGRESS), "on"]
-    left = [False, True, True, True, *(column.left for column in PROGRESS), True]
+    header = ["day", "title", "state", "problem", "best rung"]
+    header += [*(column.heading for column in PROGRESS), "on"]
+    left = [False, True, True, True, True, *(column.left for column in PROGRESS), True]
     if scores:
         header.append(CAUGHT)
         left.append(False)
@@ -454,8 +514,14 @@ def progress(days: Sequence[Day], stored: dict[int, list[Stored]], scores: dict[
 
 def _columns() -> list[str]:
     """Return the meanings of the columns of all tables, as a list."""
-    words = {"last rung": "the version of the day's kernel that its others lead to"}
+    words = {
+        "best rung": "the fastest version of the day's kernel, for the problem to which it leads"
+    }
     words |= {column.heading: column.meaning for column in MARKDOWN if column.meaning}
+    words[SPREAD] = (
+        "half of the samples of a time, which is their median, lie within it; smaller differences "
+        "between two rungs mean nothing"
+    )
     words[CAUGHT] = (
         "how many changes of one place in the day's source its checks reject, of those that were "
         "tried (`--mutants`)"

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+from common.base.course_parts import part_of
 from common.base.days import Day
 from common.base.figures import counted, rate
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
-from common.base.parts import part_of
 from common.base.verdict import Score
 from common.base.where import device_name, versions
 from common.report.columns import HOST, MARKDOWN, PROGRESS
 from common.report.comparison import QUIET, Change
 from common.report.glossary import introduced, terms
-from common.report.markdown import CAUGHT, Stored, kills, last_rung
+from common.report.markdown import CAUGHT, Stored, best_rung, kills
 from common.report.roofline import roofline
 from common.report.terminal import checked
 
@@ -57,9 +57,9 @@ class PageDay:
         return f"{sum(self.exercises.values())} of {len(self.exercises)}" if self.exercises else ""
 
     @property
-    def last(self) -> RungOutcome | None:
+    def best(self) -> RungOutcome | None:
         """Return the rung that represents the day."""
-        return last_rung(self.rungs) if self.rungs else None
+        return best_rung(self.rungs) if self.rungs else None
 
     @property
     def ladders(self) -> list[tuple[str, list[Bar]]]:
@@ -123,7 +123,7 @@ def page(
         each.mutants = _mutants(scores.get(day.number))
         each.exercises = exercises.get(day.number, {})
     ran = [day for day in shown if day.status]
-    lasts = [(day.number, day.last) for day in ran if day.last]
+    bests = [(day.number, day.best) for day in ran if day.best]
     where_from = introduced(days)
     glossary = [
         (name, term.text, where_from[name].number)
@@ -143,7 +143,7 @@ def page(
         meanings=[column for column in MARKDOWN if column.meaning],
         caught=CAUGHT,
         ran=ran,
-        roofline=roofline([(n, rung.timing) for n, rung in lasts if rung.timing]),
+        roofline=roofline([(n, rung.timing) for n, rung in bests if rung.timing]),
         glossary=glossary,
         breakable=lambda name: escape(name).replace("_", Markup("_<wbr>")),
         scored=bool(scores),

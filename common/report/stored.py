@@ -2,11 +2,14 @@
 
     days/dayNN/results/<gpu>.json      the measured results, written only by --write
     days/dayNN/results/mutants.json    the score of --mutants, written by --mutants --write
+    days/dayNN/results/evidence.json   see evidence.py
     days/dayNN/results/show/NAME.json, NAME.svg
                                        files of the day's `show`, written only by --write; beyond
                                        the main line, in days/dayNN/further/results/show
 
-All shown results in the repository are generated from them: see markdown.py.
+All shown results in the repository are generated from them: see markdown.py. The share of a ceiling
+and whether a target is met are derived from the stored times and the GPU's ceilings of day 50, so
+they are not stored.
 """
 
 from __future__ import annotations
@@ -15,19 +18,23 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
+from common.base.ceilings import Ceilings, by_gpu, ceilings_files, share_of
 from common.base.day_files import DayFileError, text_of
 from common.base.days import Day, discover, load_lesson
+from common.base.declaration import Target
+from common.base.decoding import PlainError, decode, parse
 from common.base.figures import numbers
 from common.base.outcome import FAIL, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.paths import ROOT
-from common.base.plain import PlainError, decode, parse
+from common.base.targets import all_met
 from common.base.verdict import Score
 from common.base.where import slug
-from common.report import markdown
+from common.report import evidence, markdown
+from common.report.evidence import EVIDENCE, Evidence
 from common.report.files import ResultsError, write_atomically
 from common.report.markdown import Stored
 from common.report.runs import FORMAT
@@ -36,6 +43,7 @@ RESULTS = "results"  # in a day's folder
 MUTANTS = "mutants.json"  # in that folder: the score
 SHOWN = "show"  # in that folder: the folder of the files of `show`
 MADE = (".json", ".svg")  # name endings of the files of `show`
+DERIVED = ("share", "target_met")  # fields that are not stored
 
 
 def unfit(outcome: DayOutcome) -> str:
@@ -84,6 +92,7 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
         else:
             fit.append(outcome)
     made = {path: text for outcome in fit for path, text in _made_by(outcome, root).items()}
+    ceilings = _ceilings(root, made)
     files: dict[Path, str] = {}
     new: dict[Path, Stored] = {}
     if run["where"]["device"] == "cuda":
@@ -94,7 +103,8 @@ def store(run: dict[str, Any], root: Path = ROOT) -> list[str]:
             new[path], files[path] = one, to_text(one)
     elif not made:
         said.append("no times are stored: the run was on the CPU backend, not on a GPU")
-    generated = markdown.generated(root, _by_day(_read_files(root) | new), read_scores(root))
+    results = _by_day(_read_files(root) | new, ceilings)
+    generated = markdown.generated(root, results, read_scores(root), ceilings)
     for path, text in files.items():
         write_atomically(path, text)
     said += _write_changed(root, made)
@@ -123,7 +133,12 @@ def regenerate(root: Path = ROOT) -> list[str]:
 
     Raise ResultsError if a file cannot be written.
     """
-    return _write_changed(root, markdown.generated(root, read_stored(root), read_scores(root)))
+    return _write_changed(root, _generated(root))
+
+
+def _generated(root: Path) -> dict[Path, str]:
+    """Return every generated file with its text. Raise ResultsError for an invalid stored file."""
+    return markdown.generated(root, read_stored(root), read_scores(root), _ceilings(root))
 
 
 def check(root: Path = ROOT) -> list[str]:
@@ -131,7 +146,7 @@ def check(root: Path = ROOT) -> list[str]:
     does."""
     problems = []
     try:
-        files = markdown.generated(root, read_stored(root), read_scores(root))
+        files = _generated(root)
     except ResultsError as error:
         return [str(error)]
     for path, text in files.items():
@@ -151,7 +166,16 @@ def read_stored(root: Path = ROOT, days: str = "day*") -> dict[int, list[Stored]
 
     Raise ResultsError for an invalid file.
     """
-    return _by_day(_read_files(root, days))
+    return _by_day(_read_files(root, days), _ceilings(root))
+
+
+def _ceilings(root: Path, made: dict[Path, str] | None = None) -> dict[str, Ceilings]:
+    """Return the stored ceilings by the GPU's slug. made: new files, which replace stored ones.
+    Raise ResultsError for an invalid file."""
+    try:
+        return by_gpu(ceilings_files(root / "days") | (made or {}))
+    except PlainError as error:
+        raise ResultsError(str(error)) from None
 
 
 def _folder(root: Path, day: int) -> Path:
@@ -160,15 +184,35 @@ def _folder(root: Path, day: int) -> Path:
 
 def _read_files(root: Path, days: str = "day*") -> dict[Path, Stored]:
     found = (root / "days").glob(f"{days}/{RESULTS}/*.json")
-    return {path: from_text(path) for path in found if path.name != MUTANTS}
+    return {path: from_text(path) for path in found if path.name not in (MUTANTS, EVIDENCE)}
 
 
-def _by_day(files: dict[Path, Stored]) -> dict[int, list[Stored]]:
+def _by_day(files: dict[Path, Stored], ceilings: dict[str, Ceilings]) -> dict[int, list[Stored]]:
     found: dict[int, list[Stored]] = {}
     days_on = Counter(path.name for path in files)
     for path in sorted(files, key=lambda path: (-days_on[path.name], path.name)):
-        found.setdefault(files[path].day, []).append(files[path])
+        one = _held_against(files[path], ceilings.get(path.stem))
+        found.setdefault(one.day, []).append(one)
     return found
+
+
+def _held_against(one: Stored, ceilings: Ceilings | None) -> Stored:
+    """Return the results with the share and the verdict on the targets of each timed rung."""
+    times: dict[str, dict[str, Timing]] = {}  # by problem and rung
+    for rung in one.rungs:
+        if rung.timing:
+            timing = replace(rung.timing, share=share_of(rung.timing, ceilings))
+            times.setdefault(rung.problem, {})[rung.rung] = timing
+
+    def held(rung: RungOutcome) -> RungOutcome:
+        if rung.timing is None:
+            return rung
+        others = times[rung.problem]
+        timing = others[rung.rung]
+        met = all_met(Target.of_text(rung.target), timing, others, ceilings)
+        return replace(rung, timing=timing, target_met=met)
+
+    return replace(one, rungs=[held(rung) for rung in one.rungs])
 
 
 def _write_changed(root: Path, files: dict[Path, str]) -> list[str]:
@@ -190,7 +234,7 @@ def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
     if unknown := [score.day for score in scores if score.day not in there]:
         raise ResultsError(f"nothing is stored: there is no day {numbers(unknown)} here")
     known = read_scores(root) | {score.day: score for score in scores}
-    generated = markdown.generated(root, read_stored(root), known)
+    generated = markdown.generated(root, read_stored(root), known, _ceilings(root))
     said = []
     for score in scores:
         text = json.dumps({"format": FORMAT, **score.to_json()}, ensure_ascii=False, indent=1)
@@ -199,6 +243,15 @@ def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
         days = numbers(score.day for score in scores)
         said.append(f"stored the mutants of day {days} in days/dayNN/{RESULTS}/{MUTANTS}")
     return said + _write_changed(root, generated)
+
+
+def store_evidence(found: Sequence[Evidence], root: Path = ROOT) -> list[str]:
+    """Store the evidence of these days and regenerate the files that depend on it; return messages.
+    Raise ResultsError if a file cannot be written."""
+    for one in found:
+        write_atomically(_folder(root, one.day) / EVIDENCE, evidence.to_text(one))
+    said = [f"stored the evidence of day {numbers(one.day for one in found)}"] if found else []
+    return said + regenerate(root)
 
 
 def read_scores(root: Path = ROOT, days: str = "day*") -> dict[int, Score]:
@@ -218,7 +271,8 @@ def read_scores(root: Path = ROOT, days: str = "day*") -> dict[int, Score]:
 
 
 def to_text(one: Stored) -> str:
-    """Return the file's text: a line per rung, without fields that have their default."""
+    """Return the file's text: a line per rung, without fields that have their default or are
+    derived."""
     head = {"format": FORMAT, "day": one.day, "where": one.where, "output": one.output}
     lines = [f"{json.dumps(key)}: {_dump(value)}," for key, value in head.items()]
     rungs = ",\n".join(_dump(_lean(rung)) for rung in one.rungs)
@@ -248,11 +302,11 @@ def _dump(value: Any) -> str:
 
 
 def _lean(item: RungOutcome | Timing) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults."""
+    """Return the stored fields of a dataclass that differ from their defaults."""
     found: dict[str, Any] = {}
     for field in fields(item):
         value = getattr(item, field.name)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        if value != default:
+        if value != default and field.name not in DERIVED:
             found[field.name] = _lean(value) if isinstance(value, Timing) else value
     return found

@@ -1,161 +1,57 @@
-"""Execute the command line: run days, or show and store reports of runs."""
+"""Run the days that a command line selects: check and time them, or run a tool over them."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from common.base.cache import keep_compilers_caches
+from common.base.ceilings import ceilings_of
+from common.base.compiling import BuildError
 from common.base.day_files import DayFileError, text_of
-from common.base.days import Day, discover
-from common.base.figures import numbers
-from common.base.outcome import FAIL, PASS, DayOutcome
-from common.base.paths import DAYS, ROOT
+from common.base.days import Day, read_day
+from common.base.options import RunOptions
+from common.base.outcome import FAIL, PASS, DayOutcome, Skip
+from common.base.paths import ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
-from common.base.where import cores, device_name, versions, where
+from common.base.where import cores, where
 from common.cpu import libraries, models
-from common.practice.exercise import linked_for
-from common.practice.journal import Journal, JournalError, practice_folder
-from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_of
-from common.practice.standing import exercises_of
-from common.process.child import Child, end_strays, fork
-from common.process.events import Channel, Direct, Ended, Event, Finished, Progress
+from common.practice.steps import linked_for
+from common.process.child import Child, fork
+from common.process.events import Channel, Direct, Ended, Event, Finished, Progress, Step
+from common.report import markdown, stored
 from common.report import runs as reports
-from common.report import stored
-from common.report.comparison import Change, compare, compared_lines, in_one_only
 from common.report.drawn_call import DrawnRungs
 from common.report.files import ResultsError, check_writable, write_atomically
-from common.report.terminal import NO_TIMES, Report
-from common.run.room import keep_seconds, longest_first, room, seconds_file
+from common.report.terminal import Report
+from common.run.exit_status import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    Interrupted,
+    Refused,
+    exit_code,
+    refuse,
+    signals_raise,
+)
+from common.run.reports import write_page
 from common.run.runner import (
     BUILD_GRACE,
     ONE_BY_ONE,
     POLL,
     Runner,
-    Step,
     devices,
-    jobs_allowed,
-    no_attention,
 )
+from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
 from common.run.selection import Selection, SelectionError, select
-
-EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-
-TIME_LIMIT = {"cuda": 120.0, "cpu": 300.0}  # seconds per day, of running time
-SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is sent again
-SANITIZER_SLOWDOWN = 10  # factor on the limit: a tool may slow kernels this much
 
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
-# "profiled" runs the rungs and nothing else, in one process, under a profiler.
-MODES = ("run", "sanitize", "profile", "profiled", "compile", "draw")
+NO_CEILINGS = "this GPU's ceilings are unknown, so no shares are shown: run_day.py 50 measures them"
 NO_DRAWING_ON_GPU = "drawn on the CPU backend, which sees every access; a GPU does not tell them"
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the command line. mode: one of MODES. jobs: builds at a time, 0 for the number
-    that cores and memory allow. side_by_side: days checked at a time on one device, 0 likewise.
-    time_limit: seconds per day, 0 for the device's default. archs: for mode "compile". model: the
-    card that the CPU backend simulates, "" for its default. days: folder of the days. svg: path of
-    the drawings, in mode "draw"; None for a file next to that of `swap`, or no file without `swap`.
-    further: also run the parts beyond the main lines. verbose: show how rungs were checked.
-    in_process: run in this process (for tools that watch one process). watched: such a tool traces
-    every access. rungs: run only these. alone: time them without libraries. For the last three see
-    `common.process.worker.Work`. swap: a day's source, and the file that replaces it. attend:
-    called repeatedly while waiting; an exception it raises ends the run."""
-
-    selected: tuple[str, ...]
-    shard: str = ""
-    device: str = "auto"
-    mode: str = "run"
-    quick: bool = False
-    bench: bool = True
-    jobs: int = 0
-    side_by_side: int = 0
-    time_limit: float = 0.0
-    archs: tuple[str, ...] = ("8.0", "9.0a")
-    json: Path | None = None
-    html: Path | None = None
-    svg: Path | None = None
-    write: bool = False
-    colour: bool = True
-    model: str = ""
-    days: Path = DAYS
-    further: bool = False
-    verbose: bool = False
-    in_process: bool = False
-    watched: bool = False
-    rungs: tuple[str, ...] = ()
-    alone: bool = False
-    swap: tuple[Path, Path] | None = None
-    attend: Callable[[], None] = no_attention
-
-
-class Refused(Exception):
-    """A run that cannot begin. lines: the reasons. code: the exit code."""
-
-    def __init__(self, lines: Sequence[str], code: int = EXIT_FAILED):
-        super().__init__("\n".join(lines))
-        self.lines, self.code = list(lines), code
-
-
-class Interrupted(BaseException):
-    """A signal ended this process. number: the signal."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
-
-
-def exit_code(outcomes: Sequence[DayOutcome]) -> int:
-    """Return 0 if nothing failed and something passed, else 1."""
-    if any(outcome.status == FAIL for outcome in outcomes):
-        return EXIT_FAILED
-    return EXIT_PASSED if any(o.status == PASS for o in outcomes) else EXIT_FAILED
-
-
-@contextmanager
-def signals_raise() -> Iterator[None]:
-    """Make SIGINT, SIGTERM and SIGHUP raise Interrupted, once, so that a second one does not
-    interrupt the clean-up. End all children of this process on exit.
-
-    Python ignores an exception raised in a destructor or in the callback of a weak reference, as
-    during imports: then the signal is sent again.
-    """
-
-    def interrupt(number: int, _frame: object) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
-        if not isinstance(unraisable.exc_value, Interrupted):
-            hook(unraisable)
-            return
-        for each in signals:
-            signal.signal(each, interrupt)
-        again = (os.getpid(), unraisable.exc_value.number)
-        threading.Timer(SWALLOWED, os.kill, again).start()
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    hook, sys.unraisablehook = sys.unraisablehook, swallowed
-    try:
-        yield
-    finally:
-        end_strays()
-        sys.unraisablehook = hook
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _begin_runtime(device: str) -> Child:
@@ -195,16 +91,11 @@ class _Import(threading.Thread):
             raise self.error
 
 
-def run(options: Options) -> int:
+def run(options: RunOptions) -> int:
     """Execute the options and return the exit code."""
     report = Report(colour=options.colour, verbose=options.verbose)
     try:
-        selection = select(
-            options.selected,
-            options.days,
-            options.shard,
-            options.further or options.write,  # whole days are stored
-        )
+        selection = select(options.selected, options.days, options.shard, options.whole_days)
         if options.swap:
             options, selection = _swapped(options, selection, *options.swap)
     except SelectionError as error:
@@ -245,8 +136,8 @@ def run(options: Options) -> int:
 
 
 def _swapped(
-    options: Options, selection: Selection, original: Path, other: Path
-) -> tuple[Options, Selection]:
+    options: RunOptions, selection: Selection, original: Path, other: Path
+) -> tuple[RunOptions, Selection]:
     """Return the options and the selection with `other` in place of a file of the days; both paths
     as in the days. Raise SelectionError if no day has such a file."""
     try:
@@ -269,7 +160,7 @@ def _swapped(
     return replace(options, swap=(files[0], other)), replace(selection, days=days)
 
 
-def _run(options: Options, selection: Selection, report: Report) -> int:
+def _run(options: RunOptions, selection: Selection, report: Report) -> int:
     began = time.monotonic()
     try:
         platform = prepare(options, selection, report)
@@ -284,8 +175,8 @@ def _run(options: Options, selection: Selection, report: Report) -> int:
     for outcome in broken:
         report.day(outcome)
     if options.in_process:
-        step, work = _step(options.mode, platform), _work(options, platform)
-        outcomes = in_process(selection.days, platform, step, work, report)
+        step = _step(options.mode, platform)
+        outcomes = in_process(selection.days, platform, step, options, report)
     else:
         known = seconds_file(platform, options.quick)
         side_by_side = options.mode == "run" and platform.device == "cuda"
@@ -315,14 +206,7 @@ def _in_order(outcomes: Sequence[DayOutcome]) -> list[DayOutcome]:
     return sorted(outcomes, key=lambda outcome: outcome.number)
 
 
-def refuse(refused: Refused) -> int:
-    """Print why a run cannot begin; return the exit code."""
-    for line in refused.lines:
-        print(f"run_day.py: {line}", file=sys.stderr)
-    return refused.code
-
-
-def prepare(options: Options, selection: Selection, report: Report) -> Platform:
+def prepare(options: RunOptions, selection: Selection, report: Report) -> Platform:
     """Return the platform that days run on, after importing PyTorch meanwhile. Raise Refused."""
     keep_compilers_caches()
     importing = _Import()
@@ -340,6 +224,8 @@ def prepare(options: Options, selection: Selection, report: Report) -> Platform:
         platform = detect("cpu")
         report.text(f"note: {NO_DRAWING_ON_GPU}", "yellow")
     report.times = platform.device == "cuda"
+    if report.times and options.bench and ceilings_of(platform.gpu) is None:
+        report.text(f"note: {NO_CEILINGS}", "yellow")
     if options.mode in ("profile", "draw") and platform.device == "cpu":
         platform = replace(platform, variant="trace")
     for note in selection.notes:
@@ -359,7 +245,7 @@ def prepare(options: Options, selection: Selection, report: Report) -> Platform:
     return platform
 
 
-def _obstacles(options: Options, selection: Selection, platform: Platform) -> list[str]:
+def _obstacles(options: RunOptions, selection: Selection, platform: Platform) -> list[str]:
     """Return reasons why every build would fail, one per line; [] if there is nothing to build."""
     from common.build import day_build
     from common.run.doctor import obstacles
@@ -370,95 +256,65 @@ def _obstacles(options: Options, selection: Selection, platform: Platform) -> li
         except Exception:
             return False  # the day's own failure, reported with it
 
-    if options.mode != "compile" and all(built(day) for day in selection.days):
+    if options.mode != "compile-only" and all(built(day) for day in selection.days):
         return []
     return obstacles()
 
 
-def title(options: Options, platform: Platform) -> str:
+def title(options: RunOptions, platform: Platform) -> str:
     """Return the first line of a run."""
-    if options.mode == "compile":
+    if options.mode == "compile-only":
         toolkit = platform.toolkit
         version = toolkit.version if toolkit else "missing"
         return f"compiling for {', '.join(options.archs)} with nvcc {version}, running nothing"
     return platform.label()
 
 
-def _work(options: Options, platform: Platform, side_by_side: int = 1) -> Any:
-    from common.process.worker import Work
-
-    limit = options.time_limit or TIME_LIMIT[platform.device]
-    arguments = () if options.days == DAYS else ("--days", str(options.days))
-    if options.further or options.write or "all" in options.selected:
-        arguments = (*arguments, "--further")
-    if options.model:
-        arguments = (*arguments, "--model", options.model)
-    if options.rungs:
-        arguments = (*arguments, "--rungs", ",".join(options.rungs))
-    if options.swap:
-        arguments = (*arguments, "--swap", *map(str, options.swap))
-    return Work(
-        options.quick,
-        options.bench,
-        limit,
-        options.watched,
-        arguments,
-        rungs=options.rungs,
-        alone=options.alone,
-        explain=not options.watched,
-        threads=max(1, cores() // side_by_side) if side_by_side > 1 else 0,
-    )
-
-
 def _step(mode: str, platform: Platform) -> Step:
     from common.process.worker import run_day
-    from common.tools.table import TOOLS
+    from common.tools.choice import TOOLS
 
     return run_day if mode == "run" else TOOLS[mode, platform.device]
 
 
 def make_runner(
-    options: Options, days: Sequence[Day], platform: Platform, report: Report
+    options: RunOptions, days: Sequence[Day], platform: Platform, report: Report
 ) -> Runner:
     """Return the runner of the days, as the options request."""
     from common.build import day_build, nvcc
+    from common.tools.kernel_evidence import compile_kernels
 
-    held = ONE_BY_ONE
-    if options.mode == "run" and len(days) > 1:
-        held = room(platform, len(days), options.quick, options.side_by_side)
-    work = _work(options, platform, held.checked * devices(platform, len(days)))
-    jobs = jobs_allowed(options.jobs)
-    if options.mode == "compile":
+    if options.mode == "compile-only":
         archs = list(options.archs)
         return Runner(
             days,
             platform,
+            options,
             None,
-            lambda day: nvcc.compile_only(day, archs),
+            compile_kernels if options.write else lambda day: nvcc.compile_only(day, archs),
             lambda day: False,
-            work,
             report,
-            jobs,
-            work.time_limit,
-            options.attend,
         )
+    held = ONE_BY_ONE
+    if options.mode == "run" and len(days) > 1:
+        held = capacity(platform, len(days), options.quick, options.side_by_side)
+    side_by_side = held.checked * devices(platform, len(days))
+    if side_by_side > 1:
+        options = replace(options, threads=max(1, cores() // side_by_side))
     return Runner(
         days,
         platform,
+        options,
         _step(options.mode, platform),
         lambda day: day_build.build(day, platform),
         lambda day: day_build.ready(day, platform),
-        work,
         report,
-        jobs,
-        work.time_limit * (1 if options.mode == "run" else SANITIZER_SLOWDOWN),
-        options.attend,
         held,
     )
 
 
 def in_process(
-    days: Sequence[Day], platform: Platform, step: Step, work: Any, report: Report
+    days: Sequence[Day], platform: Platform, step: Step, options: RunOptions, report: Report
 ) -> list[DayOutcome]:
     """Run days in this process, unprotected, for tools that watch a single process."""
     from common.build.day_build import build
@@ -478,13 +334,13 @@ def in_process(
                     pass  # not shown here
 
         build(day, platform)
-        step(day, platform, work, Direct(handle))
+        step(day, platform, options, Direct(handle))
         progress.conclude()
         outcomes.append(progress.outcome)
     return outcomes
 
 
-def check_targets(options: Options) -> None:
+def check_targets(options: RunOptions) -> None:
     """Raise ResultsError if a file that the run is to write cannot be written."""
     for path in (options.json, options.html, _drawing(options)):
         if path:
@@ -494,14 +350,14 @@ def check_targets(options: Options) -> None:
         stored.read_scores(options.days.parent)
 
 
-def _drawing(options: Options) -> Path | None:
+def _drawing(options: RunOptions) -> Path | None:
     if options.mode == "draw" and options.swap and options.svg is None:
         return options.swap[1].with_suffix(".svg")
     return options.svg
 
 
 def _store(
-    options: Options,
+    options: RunOptions,
     platform: Platform,
     outcomes: Sequence[DayOutcome],
     report: Report,
@@ -523,7 +379,11 @@ def _store(
             write_atomically(svg, DrawnRungs.of(rungs).svg())
             report.text(f"wrote {svg}")
         if write:
-            for text in stored.store(run, options.days.parent):
+            if options.mode in ("compile-only", "profile"):
+                lines = _store_evidence(options, outcomes)
+            else:
+                lines = stored.store(run, options.days.parent)
+            for text in lines:
                 report.text(text)
     except ResultsError as error:
         report.text(str(error), "red")
@@ -531,147 +391,20 @@ def _store(
     return True
 
 
-def write_page(
-    path: Path,
-    days: Path,
-    runs: Sequence[dict[str, Any]],
-    changes: Sequence[Change] | None = None,
-) -> None:
-    """Write the page of --html. Raise ResultsError."""
-    where = [
-        f"{device_name(run['where'])}: {versions(run['where'])}"
-        + (f"; {NO_TIMES}" if reports.on_cpu(run) else "")
-        for run in runs
-    ]
-    _write_page(path, days, reports.outcomes_of(runs), list(dict.fromkeys(where)), changes)
+def _store_evidence(options: RunOptions, outcomes: Sequence[DayOutcome]) -> list[str]:
+    """Store the evidence of the passed days' kernels; return messages. Raise ResultsError."""
+    from common.tools.kernel_evidence import EvidenceError, gather
 
-
-def _write_page(
-    path: Path,
-    root: Path,
-    outcomes: Sequence[DayOutcome],
-    where: Sequence[str],
-    changes: Sequence[Change] | None = None,
-) -> None:
-    """Write the page, with the stored scores of mutants and the learner's solved exercises."""
-    from common.report.page import page
-
-    days = discover(root)[0]
-    try:
-        journal = Journal(practice_folder(root))
-    except JournalError as error:
-        raise ResultsError(str(error)) from None
-    solved = {
-        day.number: {name: journal.solved(day.number, name) for name in exercises_of(day)}
-        for day in (days if journal.begun else [])
-    }
-    scores = stored.read_scores(root.parent)
-    write_atomically(path, page(days, outcomes, where, changes, scores, solved))
-
-
-def use_reports(
-    files: Sequence[Path],
-    store_in: Path | None,
-    json: Path | None,
-    colour: bool,
-    html: Path | None,
-    days: Path,
-) -> int:
-    """Show reports written by --json as one, write them as one to `json` and `html`, and store
-    their results under `store_in`. Without reports: regenerate the generated files, and the page of
-    the stored results. A report to be stored may also be one of --mutants."""
-    report = Report(colour=colour)
-    try:
-        scores = reports.read_mutants(files[0]) if store_in and len(files) == 1 else None
-        if store_in and scores is not None:
-            for text in stored.store_scores(scores, store_in):
-                report.text(text)
-            return EXIT_PASSED if scores else EXIT_FAILED
-        runs = reports.merge(files)
-        outcomes = reports.outcomes_of(runs)
-        report.times = not all(map(reports.on_cpu, runs))
-        for outcome in outcomes:
-            for rung in outcome.rungs:
-                report.rung(outcome.number, rung)
-            if outcome.status != PASS and not outcome.rungs:
-                report.day(outcome)
-        if outcomes:
-            report.summary(outcomes, sum(o.build_s + o.run_s for o in outcomes))
-        if json:
-            reports.write_json(json, runs)
-        if store_in:
-            lines = [text for run in runs for text in stored.store(run, store_in)]
-            for text in lines if runs else stored.regenerate(store_in):
-                report.text(text)
-        if html and runs:
-            write_page(html, days, runs)
-        elif html:
-            from common.report.page import from_stored
-
-            found, where = from_stored(stored.read_stored(days.parent))
-            _write_page(html, days, found, where)
-        if html:
-            report.text(f"wrote {html}")
-    except ResultsError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    return exit_code(outcomes) if files else EXIT_PASSED
-
-
-def show_diff(selected: Sequence[str], first: str, second: str, days: Path, colour: bool) -> int:
-    """Show the change from one rung of a day to another; return the exit code."""
-    report = Report(colour=colour)
-    try:
-        chosen = select(selected, days, further=True).days if selected else ()
-        if len(chosen) != 1:
-            raise SelectionError("--diff takes one day: run_day.py 21 --diff v2 v3")
-        day = chosen[0]
-        pairs = pairs_of(day, first, second)
-        for pair in pairs:
-            for line in rung_diff(day, *pair):
-                style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
-                report.line([(line, style)])
-            if times := times_of(day, *pair, days.parent):
-                report.text(times, "bold")
-    except (SelectionError, RungDiffError) as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except ResultsError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    return EXIT_PASSED
-
-
-def compare_reports(
-    old: Path, new: Path, threshold: float, html: Path | None, days: Path, colour: bool
-) -> int:
-    """Show the changes between two reports; return EXIT_FAILED for a worse one or for none."""
-    report = Report(colour=colour)
-    try:
-        before, after = reports.read_json(old), reports.read_json(new)
-        outcomes = reports.outcomes_of(before), reports.outcomes_of(after)
-        changes = compare(*outcomes, threshold)
-        for runs, path in ((before, old), (after, new)):
-            places = [f"{device_name(run['where'])}, {versions(run['where'])}" for run in runs]
-            for place in dict.fromkeys(places):
-                report.text(f"{path}: {place}", "dim")
-        machines = {device_name(run["where"]) for run in [*before, *after]}
-        if len(machines) > 1:
-            report.text(
-                f"note: measured on different machines: {', '.join(sorted(machines))}", "yellow"
-            )
-        if any(map(reports.on_cpu, [*before, *after])):
-            report.text(f"note: {NO_TIMES}: they are not compared", "yellow")
-        for found, path in zip(in_one_only(*outcomes), (old, new), strict=True):
-            if found:
-                report.text(f"note: only {path} has day {numbers(found)}, not compared", "yellow")
-        for line in compared_lines(changes):
-            report.line([line])
-        if html:
-            write_page(html, days, after, changes)
-            report.text(f"wrote {html}")
-    except ResultsError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    worse = any(change.worse for change in changes)
-    return EXIT_FAILED if worse or not changes else EXIT_PASSED
+    said, found = [], []
+    for outcome in outcomes:
+        if reason := stored.unfit(outcome):
+            said.append(f"day {outcome.number} is not stored: {reason}")
+            continue
+        try:
+            day = read_day(options.days / outcome.name).with_further()
+            before = markdown.read_evidence(day)
+            profile = outcome.rungs if options.mode == "profile" else ()
+            found.append(gather(day, profile, before))
+        except (Skip, EvidenceError, BuildError) as error:
+            said.append(f"day {outcome.number} is not stored: {error}")
+    return said + stored.store_evidence(found, options.days.parent)

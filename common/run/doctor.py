@@ -21,7 +21,7 @@ from common.base.cache import cache_directory
 from common.base.compiling import BuildError
 from common.base.days import discover
 from common.base.figures import counted, numbers
-from common.base.obstacle import full_disk, obstacle, temporary_folder
+from common.base.machine_faults import full_disk, obstacle, temporary_folder
 from common.base.paths import DAYS, ROOT
 from common.cpu import libraries
 from common.report.terminal import Line, Report

@@ -6,17 +6,18 @@ import io
 from dataclasses import replace
 
 from common.base.days import Day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL
 from common.base.toolchain import Platform, detect
 from common.report.drawn_call import DrawnRungs
 from common.report.terminal import Report
-from common.run.command import Options, make_runner
+from common.run.command import make_runner
 
 
 def draw_day(
     day: Day,
     platform: Platform,
-    options: Options,
+    options: RunOptions,
     rungs: tuple[str, ...],
     report: Report | None = None,
 ) -> DrawnRungs:
@@ -31,7 +32,7 @@ def draw_day(
     if platform.device != "cpu":
         platform = detect("cpu")
     platform = replace(platform, variant="trace")
-    options = replace(options, mode="draw", quick=False, bench=False, rungs=rungs, alone=True)
+    options = replace(options, mode="draw", rungs=rungs, alone=True)
     runner = make_runner(options, [day], platform, report or Report(io.StringIO()))
     runner.run()
     outcome = runner.outcomes[0]

@@ -1,7 +1,5 @@
 """Run `python days/day05/day.py`: build the day, call each rung, compare with PyTorch.
 
-torch.utils.cpp_extension.load, called in common/build/library.py, builds the .cu files into a
-library of operators, torch.ops.day05.<rung>. Each rung is called on a small case of each dtype.
 `python run_day.py 5` checks all cases, tries much more, and times.
 """
 
@@ -9,22 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from common.base.compiling import BuildError
-from common.base.days import DayError, load_lesson, read_day
-from common.base.declaration import Problem, Rung
-from common.base.figures import duration
-from common.base.outcome import Skip
-from common.base.toolchain import ToolchainError, detect
-from common.build import library
-
-if TYPE_CHECKING:
-    from common.check.device import Backend
-
-RIGHT, WRONG, SKIPPED = "right", "WRONG", "skipped"
 
 
 def main(file: str, argv: list[str] | None = None) -> int:
@@ -33,76 +18,20 @@ def main(file: str, argv: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     given = parser.parse_args(argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
+    # Ctrl-C during the imports, torch's among them, ends the process without a traceback.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.base.compiling import BuildError
+    from common.base.days import DayError
+    from common.base.outcome import Skip
+    from common.base.toolchain import ToolchainError
+    from common.run.direct_run import RIGHT, WRONG, run
+
+    signal.signal(signal.SIGINT, before)
     try:
-        found = _run(Path(file).resolve().parent, given.device)
+        found = run(Path(file).resolve().parent, given.device)
     except KeyboardInterrupt:
         return 130
     except (DayError, ToolchainError, BuildError, OSError, Skip) as error:
         print(error, file=sys.stderr)
         return 1
     return 0 if RIGHT in found and WRONG not in found else 1
-
-
-def _run(folder: Path, device_name: str) -> list[str]:
-    """Build and call the day's rungs; return RIGHT, WRONG or SKIPPED for each."""
-    from common.check import device
-
-    day, platform = read_day(folder), detect(device_name)
-    print(f"day {day.number}: {day.title}, on {platform.label()}")
-    if platform.note:
-        print(f"note: {platform.note}")
-    todo = library.plan(day, platform)
-    before = todo.entry.ready
-    library.build_library(todo)  # by torch.utils.cpp_extension.load
-    sources = ", ".join(source.name for source in day.library_sources)
-    seconds = duration(todo.entry.seconds)
-    where = " (it lay in the cache)" if before else ""
-    print(f"{sources}: built by torch.utils.cpp_extension.load in {seconds}{where}")
-    backend = device.make(platform)
-    operators = library.load(todo)  # torch.ops.day05
-    found = []
-    for problem in load_lesson(day).problems:
-        print(f"{problem.name}:")
-        found += [_try(todo, problem, rung, operators, backend) for rung in problem.rungs]
-    return found
-
-
-def _try(
-    todo: library.Build, problem: Problem, rung: Rung, operators: Any, backend: Backend
-) -> str:
-    """Call a rung and compare it with PyTorch; print and return the outcome."""
-    from common.check import device
-    from common.check.lacks import Lacking
-    from common.check.rungs import call_once, quick_cases
-    from common.process.worker import load_rung, without_advice
-
-    called, status, said, details = rung.name, RIGHT, list[str](), list[str]()
-    try:
-        with without_advice():
-            call, _ = load_rung(todo.day, todo, rung, operators)
-            rung, backend = device.of_rung(problem, rung, backend)
-            for case in quick_cases(problem.cases_of(rung)):
-                once = call_once(problem, rung, call, case, backend)
-                called = f"{_name(todo, rung)}({', '.join(once.arguments)})"
-                if once.failure is not None:
-                    status, said = WRONG, [once.failure.about(problem.case_words(case)).summary]
-                    details = once.failure.details
-                    break
-                said.append(f"{case.dtype} {once.error:.1e}")
-    except (Skip, Lacking) as reason:
-        status, said = SKIPPED, [str(reason)]
-    except BuildError as error:  # of a rung with a custom `load`
-        status, said, details = WRONG, ["it does not build"], str(error).splitlines()
-    what = "largest error: " if status == RIGHT else ""
-    print(f"  {called}\n      {status}, {what}{', '.join(said)}")
-    for line in details:
-        print(f"      {line}")
-    return status
-
-
-def _name(todo: library.Build, rung: Rung) -> str:
-    """Return the rung's name in Python."""
-    if rung.of_library:
-        return f"torch.ops.{todo.day.name}.{rung.name}"
-    module = rung.triton or rung.numba
-    return f"{module}.{rung.name}" if module else rung.name

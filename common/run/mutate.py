@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from common.base.compiling import BuildError
 from common.base.days import Day
 from common.base.figures import counted, duration
-from common.base.paths import DAYS, ROOT
+from common.base.options import RunOptions
+from common.base.paths import ROOT
 from common.base.toolchain import Platform, ToolchainError, detect
 from common.base.verdict import (
     EQUIVALENT,
@@ -29,12 +28,13 @@ from common.base.verdict import (
     Verdict,
     score,
 )
-from common.practice.mutants.campaign import Campaign, Choice, DayReport
+from common.mutants.campaign import Campaign, Choice, DayReport
 from common.report import runs as reports
 from common.report import stored
 from common.report.files import ResultsError, check_writable
 from common.report.terminal import Report
-from common.run.command import (
+from common.run.doctor import obstacles
+from common.run.exit_status import (
     EXIT_FAILED,
     EXIT_PASSED,
     EXIT_USAGE,
@@ -43,26 +43,10 @@ from common.run.command import (
     refuse,
     signals_raise,
 )
-from common.run.doctor import obstacles
 from common.run.runner import jobs_allowed
 from common.run.selection import SelectionError, select
 
 POLL = 0.2  # seconds between checks for finished days
-
-
-@dataclass(frozen=True)
-class MutantOptions:
-    """Options of `--mutants`. choice: the mutants to try; the rest as in
-    `common.run.command.Options`."""
-
-    selected: tuple[str, ...]
-    choice: Choice
-    shard: str = ""
-    jobs: int = 0
-    json: Path | None = None
-    write: bool = False
-    colour: bool = True
-    days: Path = DAYS
 
 
 def today_as_seed() -> int:
@@ -70,7 +54,7 @@ def today_as_seed() -> int:
     return int(datetime.date.today().strftime("%Y%m%d"))
 
 
-def run(options: MutantOptions) -> int:
+def run(options: RunOptions, choice: Choice) -> int:
     """Try the mutants of the selected days and return the exit code: 0 if each of them kills at
     least 95 %, and its list of equivalent mutants holds."""
     report = Report(colour=options.colour)
@@ -94,10 +78,10 @@ def run(options: MutantOptions) -> int:
         report.text(f"note: {platform.note}", "yellow")
     for number, broken in selection.broken.items():
         report.text(f"{number:>3} {broken}", "red")
-    report.text(f"mutants, {platform.label()}{_seed(options.choice)}")
+    report.text(f"mutants, {platform.label()}{_seed(choice)}")
     with signals_raise():
         try:
-            this = _Run(options, platform, report)
+            this = _Run(options, choice, platform, report)
             found = this.run(selection.days)
         except Interrupted as interrupted:
             report.close()
@@ -124,8 +108,9 @@ def passed(report: DayReport) -> bool:
 class _Run:
     """One run of the command. stored: True if everything requested was written."""
 
-    def __init__(self, options: MutantOptions, platform: Platform, report: Report):
-        self.options, self.platform, self.report = options, platform, report
+    def __init__(self, options: RunOptions, choice: Choice, platform: Platform, report: Report):
+        self.options, self.choice = options, choice
+        self.platform, self.report = platform, report
         self._states: dict[int, DayReport] = {}
         self._shown: set[int] = set()
         self._lock = threading.Lock()
@@ -135,7 +120,7 @@ class _Run:
         began = time.monotonic()
         jobs = jobs_allowed(self.options.jobs)
         try:
-            campaign = Campaign(self.platform, jobs, self.options.choice, self._tell)
+            campaign = Campaign(self.platform, jobs, self.choice, self._tell)
         except BuildError as error:
             self.report.text(str(error), "red")
             return []
@@ -218,7 +203,7 @@ class _Run:
         self._write_json(found)
         if not self.options.write:
             return
-        scores = [final_score(state, self.options.choice) for state in found if not state.error]
+        scores = [final_score(state, self.choice) for state in found if not state.error]
         try:
             for text in stored.store_scores(scores, self.options.days.parent):
                 self.report.text(text)
@@ -232,7 +217,7 @@ class _Run:
     def _write_json(self, found: Sequence[DayReport]) -> None:
         if not self.options.json:
             return
-        days = [to_json(state, self.options.choice) for state in found]
+        days = [to_json(state, self.choice) for state in found]
         try:
             reports.write_mutants(self.options.json, days, datetime.date.today().isoformat())
         except ResultsError as error:

@@ -10,24 +10,24 @@ from pathlib import Path
 
 from common.base.day_files import DEBUG, SPEED, WRITE
 from common.base.days import Day
+from common.base.options import RunOptions
 from common.base.toolchain import ToolchainError
-from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal, JournalError, practice_folder
-from common.practice.standing import next_exercise, next_step
+from common.practice.progress import next_exercise, next_step
+from common.practice.steps import ExerciseError
 from common.report.files import ResultsError
 from common.report.terminal import Report
-from common.run.command import (
+from common.run.editor import write_editor_files
+from common.run.exit_status import (
     EXIT_FAILED,
     EXIT_USAGE,
     Interrupted,
-    Options,
     Refused,
     refuse,
     signals_raise,
 )
-from common.run.desk import EXPLAINED, Desk
-from common.run.editor import write_editor_files
 from common.run.selection import SelectionError, select
+from common.run.tutor import EXPLAINED, Tutor
 from common.run.watching import in_words, watch
 
 
@@ -44,31 +44,31 @@ class Wish:
     watch: bool = False
 
 
-def practise(options: Options, wish: Wish) -> int:
+def practise(options: RunOptions, wish: Wish) -> int:
     """Execute `--practice` and its related options; return the exit code."""
     report = Report(colour=options.colour, shown_details=EXPLAINED, narrow=True)
     try:
         days = select(("all",), options.days).days
         journal = Journal(practice_folder(options.days))
         day, name = _chosen(options, wish, days, journal)
-        desk = Desk(replace(options, selected=(str(day.number),)), days, journal)
+        tutor = Tutor(replace(options, selected=(str(day.number),)), days, journal)
         another = wish.next and wish.name == DEBUG
-        challenge = desk.challenge(day, name, another)
+        challenge = tutor.challenge(day, name, another)
         if wish.reset:
-            return desk.reset(challenge, report)
+            return tutor.reset(challenge, report)
         with signals_raise():
             first = not journal.begun
-            challenge, began = desk.begin(challenge, report, another)
+            challenge, began = tutor.begin(challenge, report, another)
             if began and first:
                 _help_the_editor(options.days.parent, report)
             if wish.hint:
-                return desk.hint(challenge, report)
+                return tutor.hint(challenge, report)
             if wish.solution:
-                return desk.solution(challenge, report)
+                return tutor.solution(challenge, report)
             if wish.watch:
                 report.close()
-                return watch(desk, challenge)
-            return desk.check(challenge, report, began)
+                return watch(tutor, challenge)
+            return tutor.check(challenge, report, began)
     except (SelectionError, ExerciseError, JournalError) as error:
         report.close()
         print(f"run_day.py: {error}", file=sys.stderr)
@@ -97,7 +97,9 @@ def _help_the_editor(root: Path, report: Report) -> None:
         report.prose(f"note: an editor does not know how to read it: {error}", "yellow")
 
 
-def _chosen(options: Options, wish: Wish, days: Sequence[Day], journal: Journal) -> tuple[Day, str]:
+def _chosen(
+    options: RunOptions, wish: Wish, days: Sequence[Day], journal: Journal
+) -> tuple[Day, str]:
     """Return the day and the exercise selected on the command line."""
     if options.selected:
         chosen = select(options.selected, options.days).days

@@ -5,7 +5,7 @@ The parent imports torch once and never touches CUDA. Every build and every run 
 
 Several days are checked side by side on one device. Then each waits for its turn, in which it has
 the device for itself, to be timed. Turns begin when no day is being checked on the device; until
-then, further days are started while `Room` allows it. So no day is paused in the middle of a
+then, further days are started while `Capacity` allows it. So no day is paused in the middle of a
 check, and days take their turns one after another.
 """
 
@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from common.base.compiling import BuildError
 from common.base.days import Day
 from common.base.figures import counted
-from common.base.obstacle import obstacle
+from common.base.machine_faults import obstacle
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Skip
 from common.base.toolchain import Platform, ToolchainError
 from common.base.where import cores
@@ -36,6 +36,7 @@ from common.process.events import (
     Finished,
     Over,
     Progress,
+    Step,
     Table,
     TurnOver,
     Unbuilt,
@@ -43,6 +44,7 @@ from common.process.events import (
 from common.report.terminal import Report
 
 BUILD_LIMIT = 900.0  # seconds
+TOOL_SLOWDOWN = 10  # factor on a day's time limit: a tool may slow kernels this much
 BUILD_GRACE = 1.0  # seconds a compiler driver gets to remove half-written files
 BUILD_MEMORY = 0.6e9  # bytes that one nvcc job of a stable-ABI source takes
 POLL = 0.1  # seconds between checks of the time limits
@@ -51,11 +53,12 @@ MOST_NAMED = 4  # days in a part of the live line
 
 # Names for the time that a day's run spends, where they differ from the stage's name.
 WAITING = "waiting"
+WARMING_UP = "warming up"
 PARTS = {"starting": "loading", "loading the day": "loading"}
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """Limits on the days of one device. checked: days that are checked at a time. alive: these and
     the days that wait for their turns; at least `checked`."""
 
@@ -63,7 +66,7 @@ class Room:
     alive: int = 1
 
 
-ONE_BY_ONE = Room()
+ONE_BY_ONE = Capacity()
 
 
 @dataclass
@@ -99,9 +102,6 @@ class _Task:
         return self.state == "running" and not (self.queued or self.turn)
 
 
-Step = Callable[[Day, Platform, Any, Channel], None]  # see common.process.worker.run_day
-
-
 def jobs_allowed(requested: int) -> int:
     """Return the number of parallel builds: `requested`, or what cores and free memory allow."""
     if requested:
@@ -134,10 +134,6 @@ def devices(platform: Platform, days: int) -> int:
     return max(1, min(platform.gpus, days))
 
 
-def no_attention() -> None:
-    """Do nothing: the default of `attend`."""
-
-
 class Runner:
     """A run over a sequence of days."""
 
@@ -145,33 +141,33 @@ class Runner:
         self,
         days: Sequence[Day],
         platform: Platform,
+        options: RunOptions,
         step: Step | None,
         build: Callable[[Day], object],
         ready: Callable[[Day], bool],
-        work: Any,
         report: Report,
-        jobs: int,
-        time_limit: float,
-        attend: Callable[[], None] = no_attention,
-        room: Room = ONE_BY_ONE,
+        capacity: Capacity = ONE_BY_ONE,
     ):
         """Prepare a run of `days`, which are built and run in this order.
 
         step: runs a built day (None: only build). build: builds a day, in a child process. ready:
-        returns True if the day needs no build. work: passed to `step`. attend: called at least
-        every POLL seconds; an exception it raises ends the run. room: of each GPU, or of the CPU.
+        returns True if the day needs no build. capacity: of each GPU, or of the CPU. The options'
+        `attend` is called at least every POLL seconds.
         """
-        self._platform, self._step, self._work, self._report = platform, step, work, report
-        self._build, self._ready = build, ready
-        self._jobs, self._time_limit, self._attention = jobs, time_limit, attend
+        self._platform, self._options, self._report = platform, options, report
+        self._step, self._build, self._ready = step, build, ready
+        self._jobs = jobs_allowed(options.jobs)
+        self._time_limit = options.limit(platform.device)
+        if options.mode != "run":
+            self._time_limit *= TOOL_SLOWDOWN
         self._tasks = [
             _Task(day, Progress(DayOutcome(day.number, day.name, day.title, PASS))) for day in days
         ]
-        self._room = room
+        self._capacity = capacity
         self._gpus = devices(platform, len(days))
         # Lines of several days must not interleave. On the CPU, the output is the same every time;
         # on a GPU the order of the days depends on how long they took.
-        self._by_day = len(days) > 1 and room.alive * self._gpus > 1
+        self._by_day = len(days) > 1 and capacity.alive * self._gpus > 1
         self._in_order = platform.device == "cpu"
 
     @property
@@ -188,7 +184,7 @@ class Runner:
                 self._start()
                 self._show()
                 self._wait()
-                self._attention()
+                self._options.attend()
                 for task in self._tasks:
                     if task.child is not None:
                         self._attend(task)
@@ -249,13 +245,13 @@ class Runner:
         """Give the next day its turn, unless a day is being checked on the GPU or has its turn.
 
         A parallel build would disturb a time by the host's clock: a day timed so waits until
-        everything is built, or the room is full. A day that found the memory full waits until the
+        everything is built, or the GPU is full. A day that found the memory full waits until the
         others are over.
         """
         days = self._on(gpu)
         if any(not task.queued for task in days):
             return
-        full = len(days) >= self._room.alive
+        full = len(days) >= self._capacity.alive
         builds = self._in("building") or (self._in("waiting") and not full)
         alone = all(task.last for task in days)
         for task in days:
@@ -268,13 +264,14 @@ class Runner:
 
     def _builds_wait(self) -> bool:
         """Return True if no build may start: a day is timed by the host's clock, or days that wait
-        for such a turn fill the room of a GPU."""
+        for such a turn fill a GPU."""
         running = self._in("running")
         if any(task.turn and task.quiet for task in running):
             return True
         on = [self._on(gpu) for gpu in range(self._gpus)]
         return any(
-            len(days) >= self._room.alive and all(t.queued and t.quiet for t in days) for days in on
+            len(days) >= self._capacity.alive and all(t.queued and t.quiet for t in days)
+            for days in on
         )
 
     def _free_gpu(self) -> int | None:
@@ -282,19 +279,20 @@ class Runner:
         found = []
         for gpu in range(self._gpus):
             days = self._on(gpu)
-            has_room = len(days) < self._room.alive
-            has_room = has_room and sum(task.checked for task in days) < self._room.checked
+            has_room = len(days) < self._capacity.alive
+            has_room = has_room and sum(task.checked for task in days) < self._capacity.checked
             if has_room and not any(task.turn for task in days):
                 found.append((len(days), gpu))
         return min(found)[1] if found else None
 
     def _count(self, task: _Task, now: float) -> None:
         """Add the seconds since the last count to the day's current stage, and to the seconds used
-        of its time limit: if days share a device, each uses its share of them."""
+        of its time limit: if days share a device, each uses its share of them. The warm-up has the
+        limit of a build, because it compiles the libraries' functions."""
         elapsed, task.until = now - task.until, now
         doing = WAITING if task.queued else PARTS.get(task.progress.stage, task.progress.stage)
         task.outcome.spent[doing] = task.outcome.spent.get(doing, 0.0) + elapsed
-        if not task.queued:
+        if doing not in (WAITING, WARMING_UP):
             sharing = 1 if task.turn else sum(other.checked for other in self._on(task.gpu))
             task.used += elapsed / max(1, sharing)
 
@@ -320,16 +318,16 @@ class Runner:
         task.child = fork(work)
 
     def _start_run(self, task: _Task, gpu: int) -> None:
-        step, day, platform, work = self._step, task.day, self._platform, self._work
+        step, day, platform, options = self._step, task.day, self._platform, self._options
         assert step
         task.gpu = gpu
         chosen = {} if self._gpus == 1 else {"CUDA_VISIBLE_DEVICES": str(gpu)}
-        if self._room.checked > 1:  # or inductor starts as many processes as there are cores
-            threads = max(1, cores() // (self._gpus * self._room.checked))
+        if self._capacity.checked > 1:  # or inductor starts as many processes as there are cores
+            threads = max(1, cores() // (self._gpus * self._capacity.checked))
             chosen[INDUCTOR_JOBS] = os.environ.get(INDUCTOR_JOBS, str(threads))
         task.state = "running"
         task.progress = Progress(task.outcome, stage="starting")
-        task.child = fork(lambda channel: step(day, platform, work, channel), chosen)
+        task.child = fork(lambda channel: step(day, platform, options, channel), chosen)
         task.until = task.child.started
 
     def _show(self) -> None:
@@ -363,11 +361,15 @@ class Runner:
         for event in child.read():
             self._handle(task, event)
         now = time.monotonic()
+        late = 0.0  # the limit that has passed
         if task.state == "building":
-            late = now > child.started + BUILD_LIMIT
+            late = BUILD_LIMIT * (now > child.started + BUILD_LIMIT)
         else:
             self._count(task, now)
-            late = task.used > self._time_limit
+            if task.outcome.spent.get(WARMING_UP, 0.0) > BUILD_LIMIT:
+                late = BUILD_LIMIT
+            elif task.used > self._time_limit:
+                late = self._time_limit
         if late and not over:
             child.kill(BUILD_GRACE if task.state == "building" else 0.0)
             for event in child.read():
@@ -376,9 +378,9 @@ class Runner:
             task.child = None
             child.close()
             if task.state == "building":
-                self._end_build(task, child, now - child.started, late and not over)
+                self._end_build(task, child, now - child.started, late > 0 and not over)
             else:
-                self._end_run(task, child, now - child.started, late and not over)
+                self._end_run(task, child, now - child.started, 0.0 if over else late)
 
     def _handle(self, task: _Task, event: Event) -> None:
         """Act on an event, after `Progress` has recorded what it reports about the day."""
@@ -444,14 +446,15 @@ class Runner:
         else:
             task.state = "ready"
 
-    def _end_run(self, task: _Task, child: Child, took: float, late: bool) -> None:
+    def _end_run(self, task: _Task, child: Child, took: float, late: float) -> None:
         progress, outcome = task.progress, task.outcome
         outcome.run_s = took - outcome.spent.get(WAITING, 0.0)
         outcome.spent = {what: round(seconds, 3) for what, seconds in outcome.spent.items()}
         task.queued = task.turn = False
         if not progress.over:
             if late:
-                cause = f"no end after {self._time_limit:.0f} s, killed (--time-limit S changes it)"
+                changes = "" if late == BUILD_LIMIT else " (--time-limit S changes it)"
+                cause = f"no end after {late:.0f} s, killed{changes}"
             else:
                 cause = f"the process died: {_ending(child)}"
             self._fail_rest(task, cause)

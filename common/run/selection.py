@@ -11,7 +11,7 @@ from pathlib import Path
 from common.base.days import Day, DayError, discover
 from common.base.figures import numbers
 from common.practice.journal import Journal, JournalError, practice_folder
-from common.practice.standing import MARKS, marks, standing
+from common.practice.progress import MARKS, marks, progress_lines
 
 
 class SelectionError(Exception):
@@ -172,7 +172,7 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
         f"{day.number:>3} {marks:<{wide}} {day.title:<{width}}  {', '.join(day.topics)}"
         for day, marks in zip(selection.days, marked, strict=True)
     ]
-    if not selected and (below := standing(selection.days, journal)):
+    if not selected and (below := progress_lines(selection.days, journal)):
         lines += ["", MARKS, "", *below]
     return "\n".join(lines), [str(error) for error in selection.broken.values()]
 
@@ -186,7 +186,7 @@ def overview(root: Path) -> str:
     lines = [
         "A hundred days of CUDA. Each day is a folder under days/: begin with its README.",
         "",
-        *standing(days, _journal(root)),
+        *progress_lines(days, _journal(root)),
         "",
         "python run_day.py 5        build, check and time day 5",
         "python run_day.py --list   every day and its topics",

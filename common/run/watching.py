@@ -17,11 +17,11 @@ from pathlib import Path
 
 from common.base.days import Day
 from common.practice.challenge import Challenge
-from common.practice.exercise import ExerciseError
-from common.practice.standing import next_exercise
+from common.practice.progress import next_exercise
+from common.practice.steps import ExerciseError
 from common.report.terminal import Report
-from common.run.command import EXIT_PASSED, EXIT_USAGE
-from common.run.desk import EXPLAINED, Desk
+from common.run.exit_status import EXIT_PASSED, EXIT_USAGE
+from common.run.tutor import EXPLAINED, Tutor
 
 POLL = 0.2  # seconds between looks at the file: no service of the system, so it works anywhere
 SETTLED = 0.2  # seconds without a change: an editor may write a file in two steps
@@ -41,7 +41,7 @@ class Stopped(Exception):
         self.key = key
 
 
-def watch(desk: Desk, challenge: Challenge) -> int:
+def watch(tutor: Tutor, challenge: Challenge) -> int:
     """Check the file at every save until q is pressed; return the exit code."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print(
@@ -51,7 +51,7 @@ def watch(desk: Desk, challenge: Challenge) -> int:
         )
         return EXIT_USAGE
     with _keys():
-        return _Watch(desk, challenge).run()
+        return _Watch(tutor, challenge).run()
 
 
 @contextmanager
@@ -80,9 +80,9 @@ def _keys() -> Iterator[None]:
 class _Watch:
     """The loop of `--watch`. Keys and saves take effect immediately, even during a check."""
 
-    def __init__(self, desk: Desk, challenge: Challenge):
-        desk.options, desk.keys = replace(desk.options, attend=self._attend), True
-        self._desk, self._challenge = desk, challenge
+    def __init__(self, tutor: Tutor, challenge: Challenge):
+        tutor.options, tutor.keys = replace(tutor.options, attend=self._attend), True
+        self._tutor, self._challenge = tutor, challenge
         self._report = Report()  # the report of the current action
         self._heeded: tuple[str, ...] = ()  # keys that act during an action
         self._typed = ""  # keys that have been read, but not handled
@@ -102,7 +102,7 @@ class _Watch:
     def _doing(self, *heeded: str) -> Iterator[Report]:
         """Yield the report of the current action; the keys in `heeded` may stop it."""
         self._report = Report(
-            colour=self._desk.options.colour, shown_details=EXPLAINED, narrow=True
+            colour=self._tutor.options.colour, shown_details=EXPLAINED, narrow=True
         )
         self._heeded = heeded
         try:
@@ -118,7 +118,7 @@ class _Watch:
         self._seen, self._complete = stamp(self._challenge.file), False
         with self._doing(*KEYS, SAVED) as report:
             try:
-                self._desk.check(self._challenge, report)
+                self._tutor.check(self._challenge, report)
             except Stopped as stopped:
                 return stopped.key
             except (ExerciseError, OSError) as error:
@@ -144,7 +144,7 @@ class _Watch:
         """Do what a key requests. Return the key or save to handle next, if any."""
         report = self._report
         if key == "h":
-            self._desk.hint(self._challenge, report)
+            self._tutor.hint(self._challenge, report)
         elif key == "s":
             return self._solution()
         elif key == "n":
@@ -155,7 +155,7 @@ class _Watch:
 
     def _following(self) -> tuple[Day, str] | None:
         here = self._challenge.day, self._challenge.name
-        return next_exercise(self._desk.days, self._desk.journal, here)
+        return next_exercise(self._tutor.days, self._tutor.journal, here)
 
     def _go_on(self) -> str | None:
         """Replace this exercise by the next one."""
@@ -163,8 +163,8 @@ class _Watch:
         assert following
         with self._doing("q") as report:
             try:
-                found = self._desk.challenge(*following)
-                self._challenge, _ = self._desk.begin(found, report)
+                found = self._tutor.challenge(*following)
+                self._challenge, _ = self._tutor.begin(found, report)
             except Stopped as stopped:
                 return stopped.key
             except ExerciseError as error:
@@ -181,7 +181,7 @@ class _Watch:
             self._report.text("not shown", "dim")
             return None if self._complete else SAVED
         try:
-            self._desk.solution(self._challenge, self._report)
+            self._tutor.solution(self._challenge, self._report)
         except (ExerciseError, OSError) as error:
             self._report.text(in_words(error), "red")
         return None

@@ -11,9 +11,10 @@ from typing import Any
 
 from common.base.days import Day, load_lesson
 from common.base.declaration import Problem, Rung
+from common.base.options import RunOptions
 from common.base.outcome import PASS, SKIP, RungOutcome, Skip
 from common.base.toolchain import Platform
-from common.bench.counters import SECTORS, WAVEFRONTS
+from common.bench.counters import LAUNCH, SECTORS, WAVEFRONTS
 from common.build import library
 from common.check import device
 from common.check.draw import Draw
@@ -24,12 +25,12 @@ from common.cpu.access_table import (
     kernel_rows,
     line_rows,
 )
-from common.cpu.findings import LineCounts
+from common.cpu.findings import LineCounts, Trace
 from common.process.events import Channel, Finished, Over, Planned, Stage, Table
-from common.process.worker import Work, load_rung
+from common.process.worker import chosen_problems, load_rung
 
 
-def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Count the accesses of each rung, and send a table for each.
 
     platform: with the variant "trace".
@@ -37,13 +38,14 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
-    problems = work.of(load_lesson(day))
+    problems = chosen_problems(load_lesson(day), options)
     channel.emit(Planned([[p.name, r.name, r.idea] for p in problems for r in p.rungs]))
     for problem in problems:
         case = problem.timing_case("cpu")
         inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         for rung in problem.rungs:
             outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS)
+            outcome.further = problem.further
             channel.emit(Stage(rung.name, "counting accesses"))
             try:
                 call, _ = load_rung(day, todo, rung, operators)
@@ -53,10 +55,10 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
                 backend.trace("profile")
                 call(*inputs)
                 backend.trace("off")
-                counts = backend.take_trace().counts
-                outcome.counts = [sums.to_json() for sums in counts]
-                outcome.kernels = kernels(counts)
-                _tell_tables(problem, rung, counts, channel)
+                traced = backend.take_trace()
+                outcome.counts = [sums.to_json() for sums in traced.counts]
+                outcome.kernels = kernels(traced)
+                _tell_tables(problem, rung, traced.counts, channel)
             channel.emit(Finished(outcome))
     channel.emit(Over())
 
@@ -71,11 +73,12 @@ def _tell_tables(
         channel.emit(Table("", list(LINE_HEADER), line_rows(counts)))
 
 
-def kernels(counts: Sequence[LineCounts]) -> list[dict[str, Any]]:
-    """Return the counts under ncu's names, as in `RungOutcome.kernels`."""
+def kernels(traced: Trace) -> list[dict[str, Any]]:
+    """Return the counts, and the launch with the largest blocks, under ncu's names, as in
+    `RungOutcome.kernels`."""
     found = []
-    for kernel, lines in by_kernel(counts).items():
-        counters = {}
+    for kernel, lines in by_kernel(traced.counts).items():
+        counters: dict[str, int] = dict(zip(LAUNCH, max(traced.launches[kernel]), strict=True))
         for kind, (sectors, requests) in SECTORS.items():
             of_kind = [line for line in lines if line.kind == kind]
             counters[sectors] = sum(line.sectors for line in of_kind)

@@ -8,10 +8,11 @@ import subprocess
 
 from common.base.days import Day, load_lesson
 from common.base.figures import counted
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.toolchain import Platform
 from common.process.events import Channel, Finished, Over, Planned, Stage
-from common.process.worker import Work, run_this
+from common.process.worker import chosen_problems
 from common.tools.nvidia import find_tool
 
 TOOLS = {
@@ -39,7 +40,7 @@ def left_out(day: Day) -> list[str]:
     return [f"left out: {p.name}: {p.unwatched}" for p in problems if p.unwatched]
 
 
-def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Run the day under each tool; each is reported like a rung."""
     channel.emit(Planned([["sanitize", tool, what] for tool, what in TOOLS.items()]))
     sanitizer = find_tool("compute-sanitizer", platform)
@@ -57,7 +58,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         else:
             assert sanitizer
             channel.emit(Stage(tool, "watching the day's kernels"))
-            _run_tool(sanitizer, tool, kernels, day, work, outcome)
+            _run_tool(sanitizer, tool, kernels, day, options, outcome)
         channel.emit(Finished(outcome))
     channel.emit(Over())
 
@@ -79,7 +80,12 @@ def tool_command(sanitizer: str, tool: str, kernels: list[str]) -> list[str]:
 
 
 def _run_tool(
-    sanitizer: str, tool: str, kernels: list[str], day: Day, work: Work, outcome: RungOutcome
+    sanitizer: str,
+    tool: str,
+    kernels: list[str],
+    day: Day,
+    options: RunOptions,
+    outcome: RungOutcome,
 ) -> None:
     """Run the day under the tool; repeat without any rung under which the tool itself fails, until
     it completes. Excluded rungs are remarked; if none remain, the tool is skipped."""
@@ -89,10 +95,11 @@ def _run_tool(
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     rungs = list(dict.fromkeys(kernels))
     while rungs:
-        command = tool_command(sanitizer, tool, kernels)
-        command += run_this(day, "cuda", work, "--no-bench", "--quick", "--watched")
+        program = options.watched_command(
+            day.number, "cuda", quick=True, bench=False, watched=True, rungs=tuple(rungs)
+        )
         done = subprocess.run(
-            [*command, "--rungs", ",".join(rungs)],
+            [*tool_command(sanitizer, tool, kernels), *program],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -114,7 +121,7 @@ def _run_tool(
 def broke_at(day: Day, rungs: list[str], text: str) -> str:
     """Return the rung that was running when a program that runs these rungs of the day ended: the
     first whose result is not in its output. "" if all are."""
-    problems = Work(rungs=tuple(rungs)).of(load_lesson(day))
+    problems = chosen_problems(load_lesson(day), RunOptions(rungs=tuple(rungs)))
     running = [rung.name for problem in problems for rung in problem.rungs]
     over = re.findall(rf"^ *{day.number} (\w+) +(?:PASS|FAIL|SKIP)\b", text, re.MULTILINE)
     return next(iter(running[len(over) :]), "")

@@ -19,17 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from common.base.days import Day, load_lesson
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.base.toolchain import VARIANT_VARIABLE, Platform, Variant
+from common.build.custom_build import not_watched
 from common.build.library import unset_locals
 from common.build.narrowing import narrowed
-from common.build.own_way import not_watched
 from common.cpu import findings
 from common.cpu.backend import preloaded
 from common.cpu.findings import ABOUT_ADDRESSES, RETURNED_EARLY, ROWS, THROWN
 from common.process.child import Child, describe_exit, fork
 from common.process.events import Channel, Ended, Finished, Over, Planned, Progress, Stage
-from common.process.worker import Work, run_this
+from common.process.worker import chosen_problems
 from common.process.worker import run_day as check_day
 from common.report.runs import outcomes_of, read_json
 
@@ -58,10 +59,10 @@ class Pass:
         return [rung for rung in self.rungs if rung.status == FAIL]
 
 
-def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Run the passes and report each row like a rung. For kernels in Python, which no build
     watches, only results are checked."""
-    interpreter = _interpreter(day, work)
+    interpreter = _interpreter(day, options)
     rows = INTERPRETED if interpreter else ROWS
     channel.emit(Planned([["sanitize", row, what] for row, what in rows.items()]))
 
@@ -71,7 +72,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     if interpreter:
         results, accesses = INTERPRETED
         channel.emit(Stage(results, "checking all cases"))
-        ordered = _followed(_begin_in_orders(day, platform, work), day, work)
+        ordered = _followed(_begin_in_orders(day, platform, options), day, options.limit("cpu"))
         tell(results, judge_orders(ordered))
         tell(accesses, RungOutcome("sanitize", "", "", SKIP, not_watched(interpreter)))
         channel.emit(Over())
@@ -79,14 +80,14 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     missing = _why_no_addresses(platform)
     channel.emit(Stage("orders", "checking in many orders, and with every access watched"))
     # Before threads start: a forked child has one of them, and the locks held by the others.
-    in_orders = _begin_in_orders(day, platform, work)
+    in_orders = _begin_in_orders(day, platform, options)
     with ThreadPoolExecutor(3) as pool:
         watching = (
-            None if missing else pool.submit(_watching_memory, "address", day, platform, work)
+            None if missing else pool.submit(_watching_memory, "address", day, platform, options)
         )
         indexed = pool.submit(judge_indices, day, platform)
-        tracing = pool.submit(_watching_memory, "trace", day, platform, work)
-        ordered = _followed(in_orders, day, work)
+        tracing = pool.submit(_watching_memory, "trace", day, platform, options)
+        ordered = _followed(in_orders, day, options.limit("cpu"))
         if ordered.skipped:
             channel.emit(Ended(SKIP, ordered.skipped))
             channel.emit(Over())
@@ -110,7 +111,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         tell("unwritten", judge_trace(traced, ("unwritten",)))
     if odd:
         channel.emit(Stage("locals", "looking for variables that are never set"))
-        causes = _causes(odd, traced, day, platform, work)
+        causes = _causes(odd, traced, day, platform, options)
         tell("addresses", judge_addresses(ordered, watched, missing, causes))
         outcome = judge_locals(watched, missing, causes)
         if outcome.status == FAIL:
@@ -119,10 +120,10 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     channel.emit(Over())
 
 
-def _interpreter(day: Day, work: Work) -> str:
+def _interpreter(day: Day, options: RunOptions) -> str:
     """Return the interpreter of the kernels of all rungs to run, "" if some are in CUDA."""
     try:
-        problems = work.of(load_lesson(day))
+        problems = chosen_problems(load_lesson(day), options)
     except Exception:
         return ""  # the passes meet it again, and report it
     found = {rung.interpreter for problem in problems for rung in problem.rungs}
@@ -130,27 +131,27 @@ def _interpreter(day: Day, work: Work) -> str:
 
 
 def _causes(
-    odd: Sequence[RungOutcome], traced: Pass, day: Day, platform: Platform, work: Work
+    odd: Sequence[RungOutcome], traced: Pass, day: Day, platform: Platform, options: RunOptions
 ) -> Causes:
     """Return why rungs are wrong only if addresses are watched, as far as two more passes show: in
     the same build, and in one whose locals begin with zeros."""
     if all(_races(rung, traced) for rung in odd):
         return {RACED: list(odd)}
     again, zeroed = (
-        _watching_memory(variant, day, platform, work, [rung.rung for rung in odd])
+        _watching_memory(variant, day, platform, options, [rung.rung for rung in odd])
         for variant in ("address", "zeroed")
     )
     return why_wrong_there(odd, traced, again, zeroed)
 
 
-def _begin_in_orders(day: Day, platform: Platform, work: Work) -> Child:
+def _begin_in_orders(day: Day, platform: Platform, options: RunOptions) -> Child:
     """Start the day's checks in a forked process, in all orders."""
-    requested = replace(work, bench=False, debug=True)
+    requested = replace(options, bench=False, debug=True)
     return fork(lambda channel: check_day(day, platform, requested, channel))
 
 
-def _followed(child: Child, day: Day, work: Work) -> Pass:
-    """Return the result of the checks in all orders, after their end."""
+def _followed(child: Child, day: Day, limit: float) -> Pass:
+    """Return the result of the checks in all orders, after their end. limit: seconds."""
     progress = Progress(DayOutcome(day.number, day.name, day.title, PASS))
     died = ""
     try:
@@ -161,8 +162,8 @@ def _followed(child: Child, day: Day, work: Work) -> Pass:
                 select.select(child.readers, [], [], 0.1)
             for event in child.read():
                 progress.take(event)
-            if not over and time.monotonic() - child.started > work.time_limit:
-                died = f"no end after {work.time_limit:.0f} s, {_at(progress)}"
+            if not over and time.monotonic() - child.started > limit:
+                died = f"no end after {limit:.0f} s, {_at(progress)}"
         if progress.outcome.status == FAIL:
             died = progress.outcome.reason
         elif not progress.over and not died:
@@ -194,7 +195,7 @@ def _why_no_addresses(platform: Platform) -> str:
 
 
 def _watching_memory(
-    variant: Variant, day: Day, platform: Platform, work: Work, rungs: Sequence[str] = ()
+    variant: Variant, day: Day, platform: Platform, options: RunOptions, rungs: Sequence[str] = ()
 ) -> Pass:
     """Run the day's checks in a new process that builds and loads that variant: all cases if
     addresses are watched, the quick ones if every access is traced. rungs: run only these, if there
@@ -204,12 +205,17 @@ def _watching_memory(
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        # Tracing takes long; an access beyond an array may occur in any case.
-        fewer: tuple[str, ...] = ("--quick",) if variant == "trace" else ()
-        if rungs and not work.rungs:
-            fewer += ("--rungs", ",".join(dict.fromkeys(rungs)))
-        options = (*fewer, "--no-bench", "--watched", "--no-color", "--json", str(report))
-        command = run_this(day, "cpu", work, *options)
+        command = options.watched_command(
+            day.number,
+            "cpu",
+            # Tracing takes long; an access beyond an array may occur in any case.
+            quick=variant == "trace",
+            bench=False,
+            watched=True,
+            rungs=options.rungs or tuple(dict.fromkeys(rungs)),
+            json=report,
+        )
+        limit = options.limit("cpu")
         variables = {VARIANT_VARIABLE: variant, "CXX": platform.compiler}
         if variant in ("address", "zeroed"):
             variables |= preloaded(platform.compiler)
@@ -221,10 +227,10 @@ def _watching_memory(
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                timeout=work.time_limit,
+                timeout=limit,
             )
         except subprocess.TimeoutExpired:
-            return Pass(died=f"no end after {work.time_limit:.0f} s")
+            return Pass(died=f"no end after {limit:.0f} s")
         if not report.is_file():
             lines = done.stdout.strip().splitlines()
             return Pass(died=_first_finding(lines, done.returncode), output=lines)

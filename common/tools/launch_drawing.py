@@ -14,20 +14,21 @@ from torch import Tensor
 
 from common.base.days import Day, load_lesson
 from common.base.declaration import Case, Problem, Rung
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip
 from common.base.toolchain import Platform
 from common.build import library
 from common.check import device
 from common.check.call import Call, call_guarded, judge
+from common.check.cases import TRACED_ELEMENTS
 from common.check.device import Backend
 from common.check.expected import Signature, rolled_samples, signature_of
 from common.check.guard import ALLOCATED, GuardedTensor
 from common.check.lacks import Lacking
-from common.check.rungs import TRACED_ELEMENTS
 from common.check.tiny_case import MOST_ELEMENTS, SmallCase, small_case, small_cases
 from common.cpu.launch_record import RecordedLaunch
 from common.process.events import Channel, Finished, Over, Planned, Stage
-from common.process.worker import Work, explain, load_rung
+from common.process.worker import chosen_problems, explain, load_rung
 from common.report.drawn_call import DrawnCall
 from common.tools.launch_trace import constants_of, drawn_launch
 
@@ -232,7 +233,7 @@ def drawn_call(rung: str, tried: _Tried, constants: Mapping[str, int]) -> DrawnC
     )
 
 
-def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Draw a call of each rung, as the `drawing` of its outcome.
 
     platform: with the variant "trace".
@@ -241,7 +242,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     backend.trace("off")
     todo = library.plan(day, platform)
     operators = library.load(todo)
-    problems = work.of(load_lesson(day))
+    problems = chosen_problems(load_lesson(day), options)
     channel.emit(Planned([[p.name, r.name, r.idea] for p in problems for r in p.rungs]))
     fallback = library.fallbacks(todo)
     sources = (*day.library_sources, *day.headers)

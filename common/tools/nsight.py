@@ -11,6 +11,7 @@ import torch
 
 from common.base.days import Day, load_lesson
 from common.base.figures import significant
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Skip
 from common.base.toolchain import Platform
 from common.bench.counters import SECTORS, WAVEFRONTS
@@ -18,7 +19,7 @@ from common.build import library
 from common.check import device
 from common.check.draw import Draw
 from common.process.events import Channel, Finished, Over, Planned, Stage, Table
-from common.process.worker import Work, load_rung, run_this
+from common.process.worker import chosen_problems, load_rung
 from common.tools.nvidia import find_tool
 
 # Column of the table: counters of ncu; its unit, or the combination of two counters.
@@ -50,15 +51,15 @@ class ProfileError(Exception):
     """The profiler gave no counters; the message contains the reason and the fix."""
 
 
-def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+def run_rungs(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Run the rungs for the profiler: each on its timing case (the CPU's if `quick`), once to warm
     up and once between the marks that start and stop the profiler, in an NVTX range with its
     name."""
     backend = device.make(platform)
     todo = library.plan(day, platform)
     operators = library.load(todo)
-    for problem in work.of(load_lesson(day)):
-        case = problem.timing_case("cpu" if work.quick else "cuda")
+    for problem in chosen_problems(load_lesson(day), options):
+        case = problem.timing_case("cpu" if options.quick else "cuda")
         inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         for rung in problem.rungs:
             outcome = RungOutcome(problem.name, rung.name, rung.idea, PASS)
@@ -78,7 +79,7 @@ def run_rungs(day: Day, platform: Platform, work: Work, channel: Channel) -> Non
     channel.emit(Over())
 
 
-def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
+def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Profile a day and send the table of its kernels."""
     outcome = RungOutcome("profile", "ncu", "hardware counters of every kernel", PASS)
     channel.emit(Planned([[outcome.problem, outcome.rung, outcome.idea]]))
@@ -88,7 +89,7 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
         outcome.status, outcome.reason = SKIP, INSTALL
     else:
         try:
-            text = _measure(ncu, day, work)
+            text = _measure(ncu, day, options)
             rows = parse(text)
         except ProfileError as error:
             first, *rest = str(error).splitlines()
@@ -104,12 +105,12 @@ def run_day(day: Day, platform: Platform, work: Work, channel: Channel) -> None:
     channel.emit(Over())
 
 
-def _measure(ncu: str, day: Day, work: Work) -> str:
+def _measure(ncu: str, day: Day, options: RunOptions) -> str:
     """Return ncu's CSV for the day. Raise ProfileError with the reason if there is none."""
     counters = ",".join([*(name for names, _ in METRICS.values() for name in names), *day.metrics])
     command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"]
     command += ["--page", "raw", "--print-units", "base", "--metrics", counters]
-    command += run_this(day, "cuda", work, "--profiled", *(["--quick"] if work.quick else []))
+    command += options.watched_command(day.number, "cuda", mode="profiled")
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     text = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in text:

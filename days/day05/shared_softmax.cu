@@ -4,7 +4,7 @@
 //   m[r]    = max_c x[r, c]                                        so that no exp overflows
 //
 // Bytes: read x once, write y once: 2 · rows · cols · sizeof(T). For 65536×1024 fp32 that is
-// 0.54 GB. Operations: about 5 per element, so memory bandwidth is the limit by far.
+// 0.54 GB. Operations: about 5 per element, so memory bandwidth is the bound.
 //
 //   v1 shared_tree   one block per row; the row is kept in shared memory; two tree reductions
 //   v2 online        maximum and sum in one reduction: half the barriers, rows of any length

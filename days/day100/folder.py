@@ -27,6 +27,14 @@ COMPUTED = {
 }
 
 
+def existing_file(path):
+    """Return True if there is a file. Raise RefusedError for what a program would wait for, such as
+    a pipe, and for a folder."""
+    if path.exists() and not path.is_file():
+        raise RefusedError(f"{path}: expected a file")
+    return path.is_file()
+
+
 def read_json(path):
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -41,7 +49,7 @@ def read_config(folder):
     """Return the folder's config.json. Raises RefusedError for a model that the kernels do not
     compute."""
     file = Path(folder) / "config.json"
-    if not file.is_file():
+    if not existing_file(file):
         raise RefusedError(f"{folder}: expected a folder with config.json, as save_pretrained does")
     config = read_json(file)
     for name, allowed in COMPUTED.items():
@@ -88,9 +96,9 @@ def read_tokenizer(folder):
     whole, vocab, merges = (
         Path(folder) / name for name in ("tokenizer.json", "vocab.json", "merges.txt")
     )
-    if not whole.is_file() and not (vocab.is_file() and merges.is_file()):
+    file = whole if existing_file(whole) else vocab
+    if file == vocab and not (existing_file(vocab) and existing_file(merges)):
         raise RefusedError(f"{folder}: expected tokenizer.json, or vocab.json and merges.txt")
-    file = whole if whole.is_file() else vocab
     if file == whole:
         model = read_json(whole).get("model")
         for name in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -166,15 +174,15 @@ def vocabulary_of(folder, config):
 def weight_files(folder):
     """Return the folder's files in safetensors format: one, or those that an index names."""
     one, index = (Path(folder) / f"model.safetensors{end}" for end in ("", ".index.json"))
-    if one.is_file():
+    if existing_file(one):
         return [one]
-    if not index.is_file():
+    if not existing_file(index):
         raise RefusedError(f"{folder}: expected model.safetensors, or its index and parts")
     parts = read_json(index).get("weight_map")
     if not isinstance(parts, dict) or not all(isinstance(p, str) for p in parts.values()):
         raise RefusedError(f"{index}: expected weight_map, from tensors to files")
     files = [Path(folder) / name for name in sorted(set(parts.values()))]
-    if missing := [file.name for file in files if not file.is_file()]:
+    if missing := [file.name for file in files if not existing_file(file)]:
         raise RefusedError(f"{folder}: expected {missing[0]}, which its index names")
     return files
 

@@ -11,25 +11,25 @@ import codecs
 import sys
 import time
 from collections import deque
+from io import TextIOWrapper
 from pathlib import Path
 
 import torch
 
-from common.base.cache import cache_directory
+from common.base.argument_types import value, whole
+from common.base.ceilings import ceilings_of
 from common.base.compiling import BuildError
 from common.base.toolchain import ToolchainError, detect
-from common.bench.ceilings import ceilings
 from common.build.library import operators_of
 from common.day import Case
 from common.report.files import ResultsError
 from days.day86 import training
 from days.day96.model import cost
 
-from .folder import read_config, read_weights, vocabulary_of, weight_files
+from .folder import existing_file, read_config, read_weights, vocabulary_of, weight_files
 from .weights import RefusedError, character_vocabulary, from_checkpoint
 
 CHUNK = 8  # tokens per launch
-SMALL = Path(training.__file__).with_name("shakespeare.gpt")  # see day 86's README
 IN_FLIGHT = 2  # launches: while one's tokens are printed, the next one computes
 
 
@@ -109,13 +109,15 @@ def decode(operators, weights, cache, prompt, count, way, chunk):
 
 def rate_of(weights, length, count, seconds):
     """Return the line that reports `count` tokens after `length`, written in so many seconds,
-    prefill included. On a GPU, it says the bytes of weights and cache that these tokens read per
-    second, as a share of a copy's."""
+    prefill included. On a GPU with known ceilings, it says the bytes of weights and cache that
+    these tokens read per second, as a share of a copy's."""
     said = f"{count} tokens in {seconds:.2f} s: {count / seconds:,.1f} per second"
-    if weights.tensors[0].device.type == "cuda":
+    device = weights.tensors[0].device
+    known = ceilings_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if known:
         parts = windows(length, count, weights.positions)
         read = sum(cost(Case((*weights.shape, n - 1, k), "bfloat16")).bytes for n, k in parts)
-        copy = ceilings(cache_directory()).copy
+        copy = known.rates["copy"]
         said += f", {read / seconds / 1e9 / copy:.0%} of a copy's {copy:,.0f} GB/s"
     return said
 
@@ -123,35 +125,35 @@ def rate_of(weights, length, count, seconds):
 # ---------------------------------------------------------------- models
 
 
-def default_model():
-    """Return the model of a call without --model: the one that day 86 has trained in the current
-    folder, or the small one of this repository."""
-    own = Path("gpt.best.checkpoint")
-    if not own.is_file():
-        return SMALL
-    print(f"model: {own}, which day 86 has trained here", file=sys.stderr)
-    return own
+def model_at(path, tokenizer=None):
+    """Return the Vocabulary and a function from a device to the Weights.
 
-
-def model_at(path):
-    """Return the Vocabulary and a function from a device to the Weights, which alone takes long.
-
-    path: a folder, or a file of day 86. Raise RefusedError for another path, and for a model that
-    the kernels do not compute.
+    path: a folder, or a file of day 86. tokenizer: the folder with the tokeniser of a file that was
+    trained on tokens. Raise RefusedError for another path, for a model that the kernels do not
+    compute, and for a tokeniser too few or too many; CheckpointError for a damaged file.
     """
     if Path(path).is_dir():
+        if tokenizer is not None:
+            raise RefusedError(f"{path} has a tokeniser of its own, without --tokenizer")
         config = read_config(path)
         vocabulary, size = vocabulary_of(path, config)
         weight_files(path)
         return vocabulary, lambda device: read_weights(path, config, size).to(device)
-    if not Path(path).is_file():
+    if not existing_file(Path(path)):
         raise RefusedError(f"expected a GPT-2's folder or a file of day 86, {path} does not exist")
     with open(path, "rb") as file:
         if file.read(len(training.MAGIC)) != training.MAGIC:
             raise RefusedError(
                 f"expected a GPT-2's folder, or a file that day 86 has saved, got {path}"
             )
-    return character_vocabulary(), lambda device: from_checkpoint(path).to(device)
+    plan, parts = training.read_checkpoint(path, ("weights",))
+    if bool(plan.text) != (tokenizer is not None):
+        trained = "tokens, and needs their" if plan.text else "characters, and takes no"
+        raise RefusedError(f"{path} was trained on {trained} --tokenizer FOLDER")
+    vocabulary, words = character_vocabulary(), plan.words
+    if tokenizer is not None:
+        vocabulary, words = vocabulary_of(tokenizer, {"vocab_size": plan.words})
+    return vocabulary, lambda device: from_checkpoint(plan, parts, words).to(device)
 
 
 # ---------------------------------------------------------------- the program
@@ -162,23 +164,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n".replace("argument --", "--"))
 
 
-def value(kind, allowed, is_allowed):
-    """Return a type for argparse. allowed: is_allowed(number) in words."""
-
-    def parse(text):
-        try:
-            found = kind(text)
-        except ValueError:
-            found = None
-        if found is None or not is_allowed(found):
-            raise argparse.ArgumentTypeError(f"expected {allowed}, got {text!r}")
-        return found
-
-    return parse
-
-
-COUNT = value(int, "0 or more", lambda n: n >= 0)
-CHUNKS = value(int, "1 or more", lambda n: n >= 1)
+COUNT, CHUNKS = whole(0), whole(1)
 SEED = value(int, "0 to 2^62", lambda n: 0 <= n <= 1 << 62)
 TEXT = value(str, "at least one character", bool)
 # As final_project.cu has them.
@@ -191,6 +177,7 @@ def parser_of():
     parser = Parser(prog="python -m days.day100.generate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--model", metavar="PATH", help="a GPT-2's folder, or a file of day 86's --save")
+    add("--tokenizer", metavar="FOLDER", help="of a file that day 86 has trained on tokens")
     add("--prompt", type=TEXT, help="the text to go on from (default: a line break)")
     add("--chat", action="store_true", help="go on from each line that you type; Ctrl-D ends")
     add("--tokens", type=COUNT, default=200, help="how many to write (default: 200)")
@@ -272,7 +259,8 @@ def chat(operators, weights, vocabulary, tokens, options, stop):
 
 def run(options):
     try:
-        vocabulary, load = model_at(options.model or default_model())
+        model = options.model or training.default_model()
+        vocabulary, load = model_at(model, options.tokenizer)
     except RefusedError as error:
         raise RefusedError(f"--model: {error}") from None
     prompt = options.prompt or ("" if options.chat else "\n")
@@ -307,7 +295,8 @@ def main(words=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")
-    if sys.stdin is not None:  # what is no text is refused by name
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, TextIOWrapper):  # what is no text is refused by name
         sys.stdin.reconfigure(errors="surrogateescape")
     main()

@@ -91,7 +91,7 @@ def decode(*arguments):
     for at in range(position, position + steps):
         x = decoder.embedded(wte, wpe, token, at)
         for layer in zip(vectors, qkv, proj, fc, out, cache, strict=True):
-            x = decoder.layer_of(x, *layer, (at, at + 1))
+            x = decoder.layer_of(x, (at, at + 1), *layer)
         rows.append(decoder.logits_of(x, wte, last))
         token = drawn(rows[-1], at, temperature, top_k, top_p, seed)
         tokens.append(token)
@@ -102,7 +102,7 @@ def prefill(wte, wpe, vectors, last, qkv, proj, fc, out, cache, prompt):
     """In the dtype of its arguments: what is compared with the rungs rounds as often as they do."""
     x = decoder.embedded(wte, wpe, prompt, 0)
     for layer in zip(vectors, qkv, proj, fc, out, cache, strict=True):
-        x = decoder.layer_of(x, *layer, (0, len(prompt)))
+        x = decoder.layer_of(x, (0, len(prompt)), *layer)
     logits = decoder.logits_of(x[-1:], wte, last)[0]
     return logits.float() if logits.dtype == torch.bfloat16 else logits
 
@@ -112,7 +112,7 @@ def generate(*arguments):
     *weights, cache, prompt, steps, temperature, top_k, top_p, seed = arguments
     tokens = prompt
     for _ in range(steps):
-        logits = prefill(*weights, cache, tokens)[None]
+        logits = prefill(*(*weights, cache, tokens))[None]
         drawn_now = drawn(logits, len(tokens) - 1, temperature, top_k, top_p, seed)
         tokens = torch.cat([tokens, drawn_now])
     return tokens[len(prompt) :]
@@ -150,14 +150,14 @@ def prefill_into(wte, wpe, vectors, last, qkv, proj, fc, out, keys, values, prom
 
 def prefill_by_pytorch(*arguments):
     *weights, cache, prompt = arguments
-    return prefill_into(*weights, *per_layer(cache), prompt)
+    return prefill_into(*(*weights, *per_layer(cache), prompt))
 
 
 def generate_by_pytorch(*arguments):
     """Eager prefill of all but the last token, then decoding by the largest logit."""
     *given, prompt, steps, _, _, _, _ = arguments
     prefill_by_pytorch(*given, prompt[:-1])
-    return decoder.by_pytorch(*given, prompt[-1:], len(prompt) - 1, steps)[0]
+    return decoder.by_pytorch(*(*given, prompt[-1:], len(prompt) - 1, steps))[0]
 
 
 def step_at(wte, wpe, vectors, last, qkv, proj, fc, out, keys, values, token, position):

@@ -8,7 +8,7 @@ import torch
 
 from common.day import print_table, seconds
 from days.day86 import model as characters
-from days.day86.training import Plan, Training
+from days.day86.training import Plan, Training, read_checkpoint
 
 from . import model
 from .generate import stream
@@ -111,12 +111,12 @@ def check_checkpoint():
     training.weights.add_(0.1 * torch.randn(len(training.weights)))  # no bias stays 0
     with tempfile.TemporaryDirectory() as folder:
         training.save(Path(folder) / "checkpoint")
-        weights = from_checkpoint(Path(folder) / "checkpoint")
+        weights = from_checkpoint(*read_checkpoint(Path(folder) / "checkpoint", ("weights",)))
     prompt = character_vocabulary().encode("To be, or not to be")
     views = training.model.views(training.weights.double())
     theirs = characters.forward(training.model, views, torch.tensor([prompt]))[0, -1]
-    tensors = [t.double() for t in weights.tensors]
-    ours = model.prefill(*tensors, weights.new_cache().double(), torch.tensor(prompt))
+    tensors = [t.double() for t in (*weights.tensors, weights.new_cache())]
+    ours = model.prefill(*(*tensors, torch.tensor(prompt)))
     if not torch.allclose(ours, theirs[: len(ours)], atol=1e-9):
         raise RuntimeError("a checkpoint's model has other logits than day 86's")
     print(f"a checkpoint of day 86: the same logits of {len(ours)} characters")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from days.day86.training import characters, read_checkpoint
+from days.day86.training import characters
 
 
 class RefusedError(ValueError):
@@ -18,8 +18,8 @@ class Vocabulary:
     of UTF-8 in a row, so that a token may hold a part of a character. end: the token that ends a
     text, if there is one."""
 
-    encode: Callable
-    decode: Callable
+    encode: Callable[[str], list[int]]
+    decode: Callable[[int], bytes]
     end: int | None = None
 
 
@@ -27,7 +27,7 @@ class Vocabulary:
 class Weights:
     """tensors: the first eight arguments of a rung."""
 
-    tensors: tuple
+    tensors: tuple[torch.Tensor, ...]
     heads: int
 
     @property
@@ -59,11 +59,10 @@ def packed(table, places, norm, layers):
     return tuple(t.bfloat16().contiguous() for t in tensors)
 
 
-def from_checkpoint(path):
-    """Return the weights of day 86's model. Its table has a multiple of 8 rows; those without a
-    character are dropped, so that they are never drawn. Raises CheckpointError (day 86), and
-    OSError."""
-    plan, parts = read_checkpoint(path, ("weights",))
+def from_checkpoint(plan, parts, words=None):
+    """Return the weights of day 86's model, from what read_checkpoint returns. Its table has a
+    multiple of 8 rows; those beyond the words (default: the plan's) have no token and are dropped,
+    so that they are never drawn."""
     model = plan.model()
     p = model.views(torch.frombuffer(bytearray(parts["weights"]), dtype=torch.bfloat16))
     vectors = ("norm1", "shift1", "qkv_bias", "proj_bias", "norm2", "shift2", "up_bias")
@@ -74,7 +73,7 @@ def from_checkpoint(path):
         )
         for i in range(model.layers)
     ]
-    table = p["table"][: len(characters()[1])]
+    table = p["table"][: words or plan.words]
     norm = p["norm"], p["shift"]
     return Weights(packed(table, p["places"], norm, layers), model.heads)
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
 from common.day import Case, Cost
-from common.references.attention import SCORES_AT_ONCE
+from common.references.attention import by_head, is_large
 
 aten = torch.ops.aten
 BENCH_CPU = Case((1, 1, 128, 128, 64), "bfloat16")
@@ -24,17 +24,6 @@ def scores(q, k, causal):
 def probabilities(s, lse):
     """exp(s - lse), and 0 in a row that sees no key: its lse is -inf."""
     return (s - lse[..., None]).exp().masked_fill((lse == -torch.inf)[..., None], 0)
-
-
-def by_head(function, tensors, causal):
-    """Call it head by head: in float64 the matrices of all heads together would fill a GPU."""
-    heads = zip(*(tensor.split(1, 1) for tensor in tensors), strict=True)
-    parts = [function(*head, causal) for head in heads]
-    return tuple(torch.cat(part, 1) for part in zip(*parts, strict=True))
-
-
-def is_large(q, k):
-    return q.shape[1] > 1 and q.shape[:3].numel() * k.shape[2] > SCORES_AT_ONCE
 
 
 def attention(q, k, v, causal=False):

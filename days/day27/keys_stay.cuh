@@ -179,16 +179,15 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS)
 }
 
 template <int WARPS, bool ADD_GQ, typename T, int D>
-void launch_keys_stay_with(const Tensor& q, const Given<T>& in, int64_t heads, int ahead,
-                           float* gq_sum, const Gradients& made) {
+void launch_keys_stay_with(const Tensor& on, const Given<T>& in, int64_t heads, int ahead,
+                           float* gq_sum, T* gk, T* gv) {
   const auto kernel = attention_keys_stay_kernel<T, D, WARPS, ADD_GQ>;
   const int64_t bytes = KeysShared<T, D, WARPS>::bytes(ahead, ADD_GQ);
   require_shared_memory(bytes, "the tiles");
   allow_shared(kernel, bytes);
   const int tiles = ceil_div(in.Sk, 16 * WARPS);
-  kernel<<<grid_size(heads * tiles, "k"), WARPS * 32, bytes, current_stream(q)>>>(
-      in, gq_sum, mutable_data<T>(std::get<1>(made)), mutable_data<T>(std::get<2>(made)), tiles,
-      ahead);
+  kernel<<<grid_size(heads * tiles, "k"), WARPS * 32, bytes, current_stream(on)>>>(
+      in, gq_sum, gk, gv, tiles, ahead);
 }
 
 // 128 keys per block: for D = 128 and v3 that is 161 KB of shared memory. Where a block cannot have
@@ -198,11 +197,12 @@ template <bool ADD_GQ, typename T, int D>
 void launch_keys_stay(const Tensor& q, const Given<T>& in, int64_t heads, int ahead, float* gq_sum,
                       const Gradients& made) {
   const int64_t limit = shared_limit(q);
+  T *gk = mutable_data<T>(std::get<1>(made)), *gv = mutable_data<T>(std::get<2>(made));
   if constexpr (D == 128 || ADD_GQ) {
     if (KeysShared<T, D, 8>::bytes(ahead, ADD_GQ) <= limit) {
-      return launch_keys_stay_with<8, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, made);
+      return launch_keys_stay_with<8, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, gk, gv);
     }
   }
   if (KeysShared<T, D, 4>::bytes(ahead, ADD_GQ) > limit) ahead = 0;
-  launch_keys_stay_with<4, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, made);
+  launch_keys_stay_with<4, ADD_GQ, T, D>(q, in, heads, ahead, gq_sum, gk, gv);
 }

@@ -8,6 +8,8 @@ from common.day import peak_memory, print_table
 
 from .attention import attention, by_cudnn, by_flash, reference
 
+RUNGS = {"v2": "attention_backward_v2_pipelined", "v3": "attention_backward_v3_one_pass"}
+
 
 def show_compiled(operators, device):
     """opcheck, then torch.compile over a step of training: no graph break, the same gradients."""
@@ -16,7 +18,7 @@ def show_compiled(operators, device):
     def like_inputs(go, glse, q, k, v, *others):
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
-    for name in ("attention_backward_v2_pipelined", "attention_backward_v3_one_pass"):
+    for name in RUNGS.values():
         torch.library.register_fake(f"day27::{name}", like_inputs, allow_override=True)
     torch.library.register_fake(
         "day27::attention",
@@ -45,23 +47,13 @@ def show_compiled(operators, device):
     print(f"opcheck: {passed} of {len(results)} passed; torch.compile ({backend}): gradients equal")
 
 
-CONTENDERS = {
-    "v2": "attention_backward_v2_pipelined",
-    "v3": "attention_backward_v3_one_pass",
-    "FLASH": by_flash,
-    "cuDNN": by_cudnn,
-}
-
-
 def show(operators, device):
     """Prints how exact the gradients are and the peak memory, beside PyTorch's."""
     show_compiled(operators, device)
     if device.type != "cuda":
         return
-    calls = {
-        name: getattr(operators, call) if isinstance(call, str) else call
-        for name, call in CONTENDERS.items()
-    }
+    calls = {name: getattr(operators, rung) for name, rung in RUNGS.items()}
+    calls |= {"FLASH": by_flash, "cuDNN": by_cudnn}
     rows, memory = [], []
     for dtype in (torch.float16, torch.bfloat16):
         go, q, k, v = (torch.randn(1, 4, 2048, 128, device=device, dtype=dtype) for _ in range(4))

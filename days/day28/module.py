@@ -54,11 +54,11 @@ class Attend(torch.autograd.Function):
     def backward(ctx, gy):
         x, in_weight, out_weight, qkv, o, lse, padding = ctx.saved_tensors
         go = gy @ out_weight
-        rows = [heads_of(t, ctx.heads) for t in (go, *qkv.chunk(3, -1), o)]
+        go, q, k, v, o = (heads_of(t, ctx.heads) for t in (go, *qkv.chunk(3, -1), o))
         if x.is_cuda and padding is None and x.numel():
-            gradients = by_flash(*rows, lse)
+            gradients = by_flash(go, q, k, v, o, lse)
         else:
-            gradients = by_formula(*rows, lse, padding)
+            gradients = by_formula(go, q, k, v, o, lse, padding)
         gqkv = torch.cat([g.transpose(1, 2).flatten(2) for g in gradients], -1).to(x.dtype)
         flat_gy, flat_gqkv = gy.flatten(0, 1), gqkv.flatten(0, 1)
         return (

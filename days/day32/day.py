@@ -104,7 +104,8 @@ def named(function):
 
     names = ("images", *PARAMETERS)
     kind = Parameter.POSITIONAL_OR_KEYWORD
-    call.__signature__ = Signature([Parameter(name, kind) for name in names])
+    signature = Signature([Parameter(name, kind) for name in names])
+    call.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
     return call
 
 

@@ -47,7 +47,7 @@ def wide(x):
 
 
 def add_noise(x, signal, noise, state, bits=32):
-    z = normals(state, *x.shape, wide(x), bits).to(x.dtype)  # as torch.randn_like gives it
+    z = normals(state, wide(x), *x.shape, bits=bits).to(x.dtype)  # as torch.randn_like gives it
     return (signal[:, None] * x + noise[:, None] * z).to(x.dtype)
 
 
@@ -67,7 +67,7 @@ def ddpm_step_inputs(case, draw):
 
 
 def ddpm_step(x, predicted, coefficients, state):
-    z = normals(state, 1, x.numel(), wide(x)).to(x.dtype).reshape(x.shape)
+    z = normals(state, wide(x), 1, x.numel()).to(x.dtype).reshape(x.shape)
     signal, direction, noise = coefficients.view(3, 1)  # of one dimension, so that they promote
     y = signal * x.flatten() + direction * predicted.flatten() + noise * z.flatten()
     return y.to(x.dtype).view(x.shape)
@@ -91,7 +91,7 @@ TOLERANCE = Tolerance(
 NOISE = Problem(
     name="normal numbers",
     inputs=lambda case, draw: (draw(*case.shape), state_of(case, draw)),
-    reference=lambda x, state: normals(state, *x.shape, wide(x)).to(x.dtype).contiguous(),
+    reference=lambda x, state: normals(state, wide(x), *x.shape).to(x.dtype).contiguous(),
     rungs=(Rung("noise", "Box and Muller's formula, exact functions"),),
     cases=grid([*SHAPES, (2, 4128), (8, 0)], FLOATS),
     timed=False,

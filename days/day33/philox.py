@@ -68,7 +68,7 @@ def words_reference(seed, step, group):
     return (found - (found >> 31 << 32)).to(torch.int32)
 
 
-def normals(state, rows, cols, dtype, bits=32):
+def normals(state, dtype, rows, cols, *, bits=32):
     """The noise of (rows, cols) for a state (seed, step): Box and Muller's formula in `dtype`, on
     the four words of a group or, with 16 bits, on their eight halves, lower ones first."""
     proven(state.device)

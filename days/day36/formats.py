@@ -35,7 +35,8 @@ def ell_to_csr(ell_col, ell_value):
 
 def cusparse_for_ell(ell_col, ell_value, x):
     """PyTorch has no ELL: cuSPARSE on the same matrix, converted before the timing."""
-    return cusparse_product(*ell_to_csr(ell_col, ell_value), x)
+    row_ptr, col, value = ell_to_csr(ell_col, ell_value)
+    return cusparse_product(row_ptr, col, value, x)
 
 
 @lru_cache(maxsize=1)

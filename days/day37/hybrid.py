@@ -98,4 +98,5 @@ def csr_of(ell_col, ell_value, row, col, value):
 
 def cusparse_for_hybrid(ell_col, ell_value, row, col, value, x):
     """PyTorch has no hybrid format: cuSPARSE on the same matrix, converted before the timing."""
-    return cusparse_product(*csr_of(ell_col, ell_value, row, col, value), x)
+    row_ptr, col, value = csr_of(ell_col, ell_value, row, col, value)
+    return cusparse_product(row_ptr, col, value, x)

@@ -30,17 +30,16 @@ PROBLEMS = (
 )
 
 
-def timed_row(operators, name, tensors, k):
+def timed_row(operators, name, x, logits, w1, w2, k):
     """One row of a table: the largest group, then ms of both dispatches and of the layer."""
-    logits = tensors[1]
     chosen = operators.gate_v3_eight_lanes(logits, k)[1]
     count = logits.shape[1]
     calls = (
         lambda: operators.dispatch_v1_atomics(chosen, count),
         lambda: operators.dispatch_v2_sorted(chosen, count),
-        lambda: operators.moe_v3_grouped_gemm(*tensors, k),
-        lambda: experts.grouped_mm(*tensors, k),
-        lambda: experts.expert_loop(*tensors, k),
+        lambda: operators.moe_v3_grouped_gemm(x, logits, w1, w2, k),
+        lambda: experts.grouped_mm(x, logits, w1, w2, k),
+        lambda: experts.expert_loop(x, logits, w1, w2, k),
     )
     largest = int(chosen.flatten().bincount(minlength=count).max())
     return [name, largest, *(f"{seconds(call) * 1e3:.4f}" for call in calls)]
@@ -59,7 +58,7 @@ def show(operators, device):
     def row(name, tokens, spread, scale):
         x = torch.randn(tokens, width, device=device).bfloat16()
         logits = spread * torch.randn(tokens, count, device=device) + scale * favour
-        return timed_row(operators, name, (x, logits, w1, w2), k)
+        return timed_row(operators, name, x, logits, w1, w2, k)
 
     print(f"{count} experts, {k} per token, {width} and {hidden} columns, ms")
     print_table(["tokens", *names], [row(n, n, 1, 0) for n in (64, 256, 1024, 4096, 16384)])

@@ -14,7 +14,7 @@ from .module import AddLayerNorm, LayerNorm, register
 class AddThenNorm(nn.LayerNorm):
     """What AddLayerNorm fuses, by PyTorch's operators."""
 
-    def forward(self, x, residual):
+    def forward(self, x, residual):  # type: ignore[override]  # one more input
         h = x + residual
         return h, super().forward(h)
 

@@ -59,8 +59,8 @@ def cost(passes, case):
 
 
 POSITIONS = 8192
-BENCH = {"bench": Case((0, 4, POSITIONS, 32, 8, 128, 128), "bfloat16")}
-BENCH["bench_cpu"] = Case((0, 1, 64, 8, 2, 128, 128), "bfloat16")
+BENCH = Case((0, 4, POSITIONS, 32, 8, 128, 128), "bfloat16")
+BENCH_CPU = Case((0, 1, 64, 8, 2, 128, 128), "bfloat16")
 RUNGS = (
     Rung("rope_v1_naive", "a launch per tensor"),
     Rung("rope_v2_fused", "q and k in one launch"),
@@ -108,7 +108,8 @@ def both(layout, interleaved):
             cost=partial(cost, 2),
             pytorch=rotary,
             libraries=(COMPILE,),
-            **BENCH,
+            bench=BENCH,
+            bench_cpu=BENCH_CPU,
         ),
         Problem(
             f"{layout}, training step",
@@ -127,7 +128,8 @@ def both(layout, interleaved):
             pytorch=partial(rotary_at, interleaved),
             libraries=(COMPILE,),
             gradients=True,
-            **BENCH,
+            bench=BENCH,
+            bench_cpu=BENCH_CPU,
         ),
     )
 

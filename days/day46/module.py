@@ -27,6 +27,9 @@ class RotaryEmbedding(nn.Module):
     tables stay in fp32 when the module is converted to another dtype.
     """
 
+    cos: torch.Tensor
+    sin: torch.Tensor
+
     def __init__(self, rotary_dim, positions, base=10000.0, interleaved=False, device=None):
         super().__init__()
         self.interleaved = interleaved

@@ -67,8 +67,8 @@ def rotary_at(interleaved, q, k, rotary_dim, offset):
     if rotary_dim <= 0 or rotary_dim % 2 or not 0 <= offset < 1 << 20:
         raise ValueError("rotary_dim, offset: expected an even number above 0 and a position")
     wide = torch.promote_types(q.dtype, torch.float32)
-    tables = exact_tables(offset + q.shape[1], rotary_dim, wide, q.device)
-    return rotary(q, k, *tables, offset, interleaved)
+    cos, sin = exact_tables(offset + q.shape[1], rotary_dim, wide, q.device)
+    return rotary(q, k, cos, sin, offset, interleaved)
 
 
 def in_place(q, k, cos, sin, offset, interleaved):

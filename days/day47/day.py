@@ -98,7 +98,7 @@ GATED = (
         "gated_v3_fast", "fast functions", "gated_backward_v3", dtypes=("bfloat16",), **COPY
     ),
 )
-BENCH = {"bench": Case((1 << 28,), "bfloat16"), "bench_cpu": Case((1 << 14,), "bfloat16")}
+BENCH, BENCH_CPU = Case((1 << 28,), "bfloat16"), Case((1 << 14,), "bfloat16")
 
 
 def forward(function):
@@ -117,7 +117,8 @@ def forward(function):
             lengths=[*LENGTHS, (255,), (1024,), (10007,), (3, 5, 7)] if whole else LENGTHS,
         ),
         cost=streamed(2, 20),
-        **BENCH,
+        bench=BENCH,
+        bench_cpu=BENCH_CPU,
     )
 
 
@@ -133,29 +134,31 @@ def training(function):
         timed=function in GATES,
         cost=streamed(5, 50),
         gradients=True,
-        **BENCH,
+        bench=BENCH,
+        bench_cpu=BENCH_CPU,
     )
 
 
 def glu(name, function):
     """f(gate) · up: 3 passes; with the gradients 3 + 5. The whole ladder is timed for SwiGLU."""
     rungs = GATED if function == "silu" else GATED[2:]
-    common = {
-        "inputs": partial(pair, function),
-        "reference": gated,
-        "pytorch": gated,
-        "libraries": (COMPILE,) if function == "silu" else (),
-        **BENCH,
-    }
+    problem = partial(
+        Problem,
+        inputs=partial(pair, function),
+        reference=gated,
+        pytorch=gated,
+        libraries=(COMPILE,) if function == "silu" else (),
+        bench=BENCH,
+        bench_cpu=BENCH_CPU,
+    )
     return (
-        Problem(name, rungs=rungs, cases=cases(BF16, *SPECIAL), cost=streamed(3, 22), **common),
-        Problem(
+        problem(name, rungs=rungs, cases=cases(BF16, *SPECIAL), cost=streamed(3, 22)),
+        problem(
             f"{name}, training step",
             rungs=GATED[2:],
             cases=cases(BF16),
             cost=streamed(8, 60),
             gradients=True,
-            **common,
         ),
     )
 

@@ -52,15 +52,17 @@ class BatchNorm(nn.Module):
     they stay fp32 also where x is not. In training, one value per channel is refused.
     """
 
+    num_batches_tracked: torch.Tensor
+
     def __init__(self, num_features, eps=1e-5, momentum=0.1, track_running_stats=True, device=None):
         super().__init__()
         self.eps, self.momentum = eps, momentum
         self.weight = nn.Parameter(torch.ones(num_features, device=device))
         self.bias = nn.Parameter(torch.zeros(num_features, device=device))
         tracked = track_running_stats
-        mean = torch.zeros(num_features, device=device) if tracked else None
-        self.register_buffer("running_mean", mean)
-        self.register_buffer("running_var", torch.ones_like(mean) if tracked else None)
+        zeros, ones = (torch.full((num_features,), v, device=device) for v in (0.0, 1.0))
+        self.register_buffer("running_mean", zeros if tracked else None)
+        self.register_buffer("running_var", ones if tracked else None)
         count = torch.zeros((), dtype=torch.int64, device=device) if tracked else None
         self.register_buffer("num_batches_tracked", count)
 

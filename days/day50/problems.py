@@ -4,7 +4,7 @@ import torch
 
 from common.day import Case, Problem, Rung, Target, grid, one_tensor, streamed
 
-M, N, K = 64, 256, 64  # of a tile of products
+M, N, ROW_BYTES = 64, 256, 128  # of a tile of products; a row has K elements
 
 
 def sum_inputs(case, draw):
@@ -28,13 +28,29 @@ def repeated_adds(x, steps):
     return total
 
 
+def repeated_exponentials(x, steps):
+    """Near 0.64, where 2^-c is c, each step halves the distance: errors do not add up."""
+    total = torch.zeros_like(x)
+    for start in range(8):
+        c = x + start
+        for _ in range(steps):
+            c = torch.exp2(-c)
+        total = total + c
+    return total
+
+
 def product_inputs(case, draw):
     count, repeats = case.shape
-    return draw(count, M, K), draw(N, K), repeats
+    K = ROW_BYTES // case.itemsize
+    if case.itemsize == 2:
+        return draw(count, M, K), draw(N, K), repeats
+    # fp8: whole numbers, whose sums are exact even with the few digits of the tensor cores.
+    a, b = (draw(*shape, dtype="float32") for shape in ((count, M, K), (N, K)))
+    return *(x.round().clamp(-2, 2).to(torch.float8_e4m3fn) for x in (a, b)), repeats
 
 
 def repeated_products(a, b, repeats):
-    wide = torch.promote_types(a.dtype, torch.float32)
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
     return repeats * (a.to(wide) @ b.to(wide).T)
 
 
@@ -130,11 +146,27 @@ problems = (
         exact=False,  # integers are; the runner also tries floats, which round
     ),
     checked(
+        "exponentials",
+        (Rung("exponentials", "eight chains per thread"),),
+        sum_inputs,
+        repeated_exponentials,
+        grid([(1, 1), (255, 2), (257, 9), (600, 20), (5, 0), (0, 3)], ["float32"]),
+        exact=False,
+    ),
+    checked(
         "products",
         (Rung("products", "wgmma from shared memory"),),
         product_inputs,
         repeated_products,
         grid([(1, 1), (2, 2), (3, 5), (5, 1), (1, 0), (0, 1)], ["bfloat16"]),
+        exact=False,
+    ),
+    checked(
+        "products in fp8",
+        (Rung("products", "wgmma from shared memory"),),
+        product_inputs,
+        repeated_products,
+        grid([(1, 1), (2, 2), (3, 5), (5, 1), (1, 0), (0, 1)], ["float8_e4m3fn"]),
         exact=False,
     ),
     checked(

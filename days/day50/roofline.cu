@@ -4,7 +4,8 @@
 //   read_global      sum of x, taken `times` over                     bytes read, from memory or L2
 //   read_shared      the same, from shared memory                     bytes read
 //   multiply_adds    c = c / 2 + x (integers: 3 · c + x), `steps` times, in 8 chains per element
-//   products         d = repeats · a · bᵀ by wgmma                    2 · 64 · 256 · 64 each
+//   exponentials     c = 2^-c, `steps` times, in 8 chains per element
+//   products         d = repeats · a · bᵀ by wgmma, bf16 or fp8       2 · 64 · 256 · K each
 //   chase            `steps` times at = next[at]: one load in flight at any time: latency
 //
 // Each kernel returns something that depends on all of its work, so that the compiler cannot leave
@@ -18,10 +19,12 @@
 #include "common/cuda/binding.cuh"          // taught in day 6
 #include "common/cuda/capability.cuh"       // taught in day 24
 #include "common/cuda/multiprocessors.cuh"  // taught in days 2 and 16
-#include "common/cuda/ptx.cuh"              // wgmma and load_cg: see their headers
+#include "common/cuda/ptx.cuh"              // wgmma, exp2 and load_cg: see their headers
 #include "common/cuda/shared_memory.cuh"    // taught in day 15
 #include "common/cuda/tensor.cuh"           // taught in days 6 and 12
 #include "common/cuda/warp_reduce.cuh"      // taught in day 23
+
+#include <cuda_fp8.h>
 
 #include <type_traits>
 
@@ -194,7 +197,7 @@ __global__ void __launch_bounds__(BLOCK)
   typename C::Value c[C::COUNT];
 #pragma unroll
   for (int k = 0; k < C::COUNT; ++k) c[k] = C::start(mine, k);
-#pragma unroll 8
+#pragma unroll 32  // 256 multiply-adds per test of s
   for (int s = 0; s < steps; ++s) {
 #pragma unroll
     for (int k = 0; k < C::COUNT; ++k) c[k] = C::next(c[k], mine);
@@ -226,18 +229,53 @@ Tensor multiply_adds(const Tensor& x, int64_t steps) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// exponentials: one instruction each for the special function units, which takes the sign as well.
+
+__global__ void __launch_bounds__(BLOCK)
+    exponentials_kernel(const float* __restrict__ x, float* __restrict__ y, int64_t n, int steps) {
+  const int64_t i = int64_t{blockIdx.x} * BLOCK + threadIdx.x;
+  if (i >= n) return;
+  float c[CHAINS];
+#pragma unroll
+  for (int k = 0; k < CHAINS; ++k) c[k] = x[i] + k;
+#pragma unroll 8
+  for (int s = 0; s < steps; ++s) {
+#pragma unroll
+    for (int k = 0; k < CHAINS; ++k) c[k] = ptx::exp2_approx(-c[k]);
+  }
+  float sum = c[0];
+#pragma unroll
+  for (int k = 1; k < CHAINS; ++k) sum += c[k];
+  y[i] = sum;
+}
+
+Tensor exponentials(const Tensor& x, int64_t steps) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();
+  STD_TORCH_CHECK(steps >= 0 && steps <= INT32_MAX, "steps: expected 0 to 2^31 - 1, got ", steps);
+  const DeviceGuard guard(x);
+  Tensor y = allocate_like(x);
+  if (x.numel() == 0) return y;
+  const unsigned grid = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
+  exponentials_kernel<<<grid, BLOCK, 0, current_stream(x)>>>(data<float>(x), mutable_data<float>(y),
+                                                             x.numel(), static_cast<int>(steps));
+  check_launch("exponentials");
+  return y;
+}
+
+// ---------------------------------------------------------------------------------------------
 // products: the tensor cores of a Hopper card are as fast as they can be only by wgmma, which reads
 // its tiles from shared memory. Two warpgroups per block take turns: while one waits for its
 // products, those of the other run.
 
-constexpr int M = 64, N = 256, K = 64;  // of a tile; a row of K elements is 128 bytes
-constexpr int GROUPS = 2;               // warpgroups per block
-constexpr int PIECES = K * 2 / 16;      // of 16 bytes per row
+constexpr int M = 64, N = 256, ROW_BYTES = 128;  // of a tile; a row has 64 bf16 or 128 fp8
+constexpr int GROUPS = 2;                        // warpgroups per block
+constexpr int PIECES = ROW_BYTES / 16;           // of 16 bytes per row
 
 struct Tiles {
   uint4 a[GROUPS][M * PIECES], b[N * PIECES];
 };
 
+template <typename T>
 __global__ void __launch_bounds__(128 * GROUPS)
     products_kernel(const uint4* __restrict__ a, const uint4* __restrict__ b, float* __restrict__ d,
                     int64_t count, int repeats) {
@@ -257,15 +295,15 @@ __global__ void __launch_bounds__(128 * GROUPS)
   ptx::fence_for_copy_engine();
   __syncthreads();  // both groups read all of b
 
-  const auto descriptor = [](const uint4* tile, int k) {  // 16 elements further: 32 bytes
+  const auto descriptor = [](const uint4* tile, int k) {  // 32 bytes further: one wgmma's K
     return ptx::wgmma_descriptor(tile + 2 * k, ptx::Swizzle::k128, 0, 8 * 128);
   };
   float sums[N / 2] = {};
   ptx::wgmma_fence(sums);
   for (int r = 0; r < repeats; ++r) {
 #pragma unroll
-    for (int k = 0; k < K / 16; ++k) {
-      ptx::wgmma<__nv_bfloat16>(sums, descriptor(tiles.a[group], k), descriptor(tiles.b, k));
+    for (int k = 0; k < ROW_BYTES / 32; ++k) {
+      ptx::wgmma<T>(sums, descriptor(tiles.a[group], k), descriptor(tiles.b, k));
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();  // the products before are complete; these run
@@ -282,9 +320,12 @@ __global__ void __launch_bounds__(128 * GROUPS)
 }
 
 Tensor products(const Tensor& a, const Tensor& b, int64_t repeats) {
-  check(a, "a").on_gpu().dtype({ScalarType::BFloat16}).rank(3).contiguous();
+  check(a, "a").on_gpu().dtype({ScalarType::BFloat16, ScalarType::Float8_e4m3fn});
+  check(a, "a").rank(3).contiguous();
+  const bool fp8 = a.scalar_type() == ScalarType::Float8_e4m3fn;
+  const int64_t K = fp8 ? ROW_BYTES : ROW_BYTES / 2;
   check(a, "a").size(1, M).size(2, K);
-  check(b, "b").on_gpu().dtype({ScalarType::BFloat16}).rank(2).contiguous();
+  check(b, "b").on_gpu().dtype({a.scalar_type()}).rank(2).contiguous();
   check(b, "b").same_device(a, "a").size(0, N).size(1, K);
   STD_TORCH_CHECK(is_aligned(a, 16), "a: expected an address that is a multiple of 16");
   STD_TORCH_CHECK(is_aligned(b, 16), "b: expected an address that is a multiple of 16");
@@ -295,9 +336,10 @@ Tensor products(const Tensor& a, const Tensor& b, int64_t repeats) {
   Tensor d = allocate(a, {a.size(0), M, N}, ScalarType::Float);
   if (a.size(0) == 0) return d;
   require_shared_memory(sizeof(Tiles), "the tiles of wgmma");
-  allow_shared(products_kernel, sizeof(Tiles));
+  const auto kernel = fp8 ? products_kernel<__nv_fp8_e4m3> : products_kernel<__nv_bfloat16>;
+  allow_shared(kernel, sizeof(Tiles));
   const unsigned grid = grid_size(ceil_div<int64_t>(a.size(0), GROUPS), "a");
-  products_kernel<<<grid, 128 * GROUPS, sizeof(Tiles), current_stream(a)>>>(
+  kernel<<<grid, 128 * GROUPS, sizeof(Tiles), current_stream(a)>>>(
       data<uint4>(a), data<uint4>(b), mutable_data<float>(d), a.size(0), static_cast<int>(repeats));
   check_launch("products");
   return d;
@@ -371,6 +413,7 @@ RUNG(day50, copy_v2_four_packs, "(Tensor x) -> Tensor");
 RUNG(day50, read_global, "(Tensor x, int times) -> Tensor");
 RUNG(day50, read_shared, "(Tensor x, int times) -> Tensor");
 RUNG(day50, multiply_adds, "(Tensor x, int steps) -> Tensor");
+RUNG(day50, exponentials, "(Tensor x, int steps) -> Tensor");
 RUNG(day50, products, "(Tensor a, Tensor b, int repeats) -> Tensor");
 RUNG(day50, chase, "(Tensor next, int start, int steps) -> Tensor");
 RUNG(day50, chase_shared, "(Tensor next, int start, int steps) -> Tensor");

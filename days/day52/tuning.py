@@ -119,7 +119,7 @@ def tune(operators, device):
             for tiling in TILINGS
             for splits in sensible_splits(M, N, K)
         }
-        best = min(times, key=times.get)
+        best = min(times, key=times.__getitem__)
         rows.append([*size, *best])
         unsplit = [2e-12 * M * N * K / times[tiling, 1] for tiling in TILINGS]
         rate = 2e-12 * M * N * K / times[best]

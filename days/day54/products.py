@@ -35,6 +35,7 @@ TMA_VARIANTS = [
     *((2100, 200, 64, 5, False, False), (130, 16, 1, 4, True, True)),
 ]
 TMA_REFUSED = [(8, 8, 8, 0, False, False), (8, 8, 8, 1 << 32, True, True)]
+REFUSED: list[tuple[int, ...]]
 REFUSED = [(8, 8, 8, 256, 64, 5, 0, False), (8, 8, 8, 64, 64, 4, 0, False)]
 REFUSED += [(8, 8, 8, 256, 64, 4, -1, False), (8, 8, 8, 256, 64, 4, 1 << 32, True)]
 REFUSED += [(8, 8, 8, 256, 64, 4, 0, False, True)]  # one more: B is stored as (N, K)

@@ -47,7 +47,7 @@ def rung(name, idea, **options):
     return Rung(name, idea, backward=backward, saves=lambda given, y: given[1:], **options)
 
 
-TRITON = {"triton": "dropout_triton", "target": Target(0.93, "copy")}
+TRITON, AT_COPY = "dropout_triton", Target(0.93, "copy")
 
 
 def problem(name, rungs, passes, **options):
@@ -77,8 +77,13 @@ PROBLEMS = (
         (
             Rung("dropout_v1_stored", "CUDA, mask through memory"),
             Rung("dropout_v2_in_registers", "CUDA, mask computed where it is used"),
-            Rung("dropout_v3_packs", "CUDA, 16 bytes per load", target=Target(0.93, "copy")),
-            Rung("dropout_v4_triton", "Triton, 1024 elements per program", **TRITON),
+            Rung("dropout_v3_packs", "CUDA, 16 bytes per load", target=AT_COPY),
+            Rung(
+                "dropout_v4_triton",
+                "Triton, 1024 elements per program",
+                triton=TRITON,
+                target=AT_COPY,
+            ),
         ),
         2,
         cases=CASES,
@@ -86,8 +91,8 @@ PROBLEMS = (
     problem(
         "training step",
         (
-            rung("dropout_v3_packs", "CUDA, mask computed again", target=Target(0.93, "copy")),
-            Rung("dropout_v4_triton", "Triton, mask computed again", **TRITON),
+            rung("dropout_v3_packs", "CUDA, mask computed again", target=AT_COPY),
+            Rung("dropout_v4_triton", "Triton, mask computed again", triton=TRITON, target=AT_COPY),
         ),
         4,
         cases=grid([(9,), (600,), (7, 25, 7)], FLOATS),

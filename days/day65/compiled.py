@@ -9,7 +9,7 @@ ROW = {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "y": "*bf16", "cols": "
 SLICES = {"rows": "i32", "cols": "i32", "strips": "i32", "length": "i32"}
 PARTS = {"x": "*bf16", "means": "*fp32", "m2s": "*fp32"}
 APPLIED = {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "scales": "*fp32", "y": "*bf16"}
-TILE = {"ROWS": "ROWS", "COLS": 256}
+TILE: dict[str, int | str] = {"ROWS": "ROWS", "COLS": 256}
 ALIGNED = ("rows", "cols", "length")
 
 

@@ -32,58 +32,6 @@
 constexpr int MOST_CLUSTER = 16;  // blocks; more than 8 have to be allowed per kernel
 
 // ---------------------------------------------------------------------------------------------
-// The statistics of a row, chunk by chunk, and their merge. What they are, and what the loss and
-// the gradient are made of, is in row.cuh.
-
-// Adds a chunk to the statistics. The sum is rescaled only where an exponential might overflow.
-template <bool SMOOTHED, typename T, int N>
-__device__ void include(Statistics& mine, const RawChunk<Chunk<T, N>>& chunk) {
-  const float most = maximum(chunk);
-  if (most > mine.base + SLACK) {
-    mine.sum *= expf(mine.base - most);
-    mine.base = most;
-  }
-  const Floats<T, N> x(chunk);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    mine.sum += exponential<T>(x.at[i], mine.base);
-    if (SMOOTHED) mine.total += x.at[i];
-  }
-}
-
-// Of the whole warp, in every lane. All 32 lanes must call it.
-template <bool SMOOTHED>
-__device__ Statistics warp_merge(const Statistics& mine) {
-  const float base = warp_max(mine.base);
-  return {base, warp_sum(mine.sum * expf(mine.base - base)), SMOOTHED ? warp_sum(mine.total) : 0};
-}
-
-// Of `count` statistics in shared memory, in every lane. All 32 lanes must call it. All warps add
-// in the same order, so they get equal bits.
-template <bool SMOOTHED>
-__device__ Statistics merge_all(const Statistics* all, int count) {
-  Statistics mine;
-  for (int i = threadIdx.x % 32; i < count; i += 32) mine.base = fmaxf(mine.base, all[i].base);
-  for (int i = threadIdx.x % 32; i < count; i += 32) {
-    mine.sum += all[i].sum * expf(all[i].base - mine.base);
-    mine.total += all[i].total;
-  }
-  return warp_merge<SMOOTHED>(mine);
-}
-
-// Of the whole block, in every thread; all must call it. shared: one place per warp, which may be
-// overwritten after the next barrier.
-template <bool SMOOTHED, int WARPS>
-__device__ Statistics block_merge(const Statistics& mine, Statistics (&shared)[WARPS]) {
-  static_assert(WARPS <= 32, "one lane per warp");
-  const int lane = threadIdx.x % 32;
-  const Statistics ours = warp_merge<SMOOTHED>(mine);
-  if (lane == 0) shared[threadIdx.x / 32] = ours;
-  __syncthreads();  // every warp waits for the statistics of all warps
-  return warp_merge<SMOOTHED>(lane < WARPS ? shared[lane] : Statistics{});
-}
-
-// ---------------------------------------------------------------------------------------------
 // Before and after the rows, one block each.
 
 constexpr int SMALL_BLOCK = 1024;
@@ -212,6 +160,19 @@ Both chunked_ce_v1_two_reads(ARGUMENTS) {
 //
 // v3 against v2: the blocks of a cluster share a row. Each warp stores its statistics in the shared
 // memory of every block, whose mbarriers count the bytes that have come (day 35).
+
+// Of `count` statistics in shared memory, in every lane. All 32 lanes must call it. All warps add
+// in the same order, so they get equal bits.
+template <bool SMOOTHED>
+__device__ Statistics merge_all(const Statistics* all, int count) {
+  Statistics mine;
+  for (int i = threadIdx.x % 32; i < count; i += 32) mine.base = fmaxf(mine.base, all[i].base);
+  for (int i = threadIdx.x % 32; i < count; i += 32) {
+    mine.sum += all[i].sum * expf(all[i].base - mine.base);
+    mine.total += all[i].total;
+  }
+  return warp_merge<SMOOTHED>(mine);
+}
 
 // The threads of a block, the most chunks of each, and how many blocks are resident. The registers
 // of a multiprocessor are in four parts: with 12 warps each, a thread has 40.

@@ -1,8 +1,9 @@
 // Day 67: what all rungs of chunked_ce.cu compute of a row: its statistics, its loss, its gradient.
 #pragma once
 
-#include "common/cuda/chunk.cuh"     // taught in days 35 and 42
-#include "common/cuda/ptx/exp2.cuh"  // taught in day 20
+#include "common/cuda/chunk.cuh"        // taught in days 35 and 42
+#include "common/cuda/ptx/exp2.cuh"     // taught in day 20
+#include "common/cuda/warp_reduce.cuh"  // taught in day 23
 
 #include <cfloat>
 #include <cmath>
@@ -103,6 +104,46 @@ __device__ float maximum(const RawChunk<Chunk<T, N>>& raw) {
     return most;
   }
 }
+
+// ---------------------------------------------------------------------------------------------
+// The statistics of a row, chunk by chunk, and their merge.
+
+// Adds a chunk to the statistics. The sum is rescaled only where an exponential might overflow.
+template <bool SMOOTHED, typename T, int N>
+__device__ void include(Statistics& mine, const RawChunk<Chunk<T, N>>& chunk) {
+  const float most = maximum(chunk);
+  if (most > mine.base + SLACK) {
+    mine.sum *= expf(mine.base - most);
+    mine.base = most;
+  }
+  const Floats<T, N> x(chunk);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    mine.sum += exponential<T>(x.at[i], mine.base);
+    if (SMOOTHED) mine.total += x.at[i];
+  }
+}
+
+// Of the whole warp, in every lane. All 32 lanes must call it.
+template <bool SMOOTHED>
+__device__ Statistics warp_merge(const Statistics& mine) {
+  const float base = warp_max(mine.base);
+  return {base, warp_sum(mine.sum * expf(mine.base - base)), SMOOTHED ? warp_sum(mine.total) : 0};
+}
+
+// Of the whole block, in every thread; all must call it. shared: one place per warp, which may be
+// overwritten after the next barrier.
+template <bool SMOOTHED, int WARPS>
+__device__ Statistics block_merge(const Statistics& mine, Statistics (&shared)[WARPS]) {
+  static_assert(WARPS <= 32, "one lane per warp");
+  const int lane = threadIdx.x % 32;
+  const Statistics ours = warp_merge<SMOOTHED>(mine);
+  if (lane == 0) shared[threadIdx.x / 32] = ours;
+  __syncthreads();  // every warp waits for the statistics of all warps
+  return warp_merge<SMOOTHED>(lane < WARPS ? shared[lane] : Statistics{});
+}
+
+// ---------------------------------------------------------------------------------------------
 
 // What the kernels work on: rows of `chunks` chunks.
 template <typename T, int N>

@@ -21,8 +21,8 @@ TOPICS = ("quantisation", "quantization", "int8", "int4", "GELU", "SwiGLU", "Tri
 SOURCE = "dequantize.cu"
 EXTRA_SOURCES = ("dequantize_triton.py", "quantising.py", "compiled.py")
 
-TRITON = {"triton": "dequantize_triton"}
-AT_COPY = {"target": Target(0.90, "copy")}
+TRITON = "dequantize_triton"
+AT_COPY = Target(0.90, "copy")
 LARGE, SMALL = (32768, 8192), (4, 1024)
 KINDS = ("nonfinite", "large", "tiny", "extreme")
 
@@ -35,8 +35,8 @@ def gelu(name, approximate):
         rungs=(
             Rung("gelu_v1_scalar", "CUDA, one element per thread"),
             Rung("gelu_v2_vectors", "CUDA, 16-byte stores, a conversion per code"),
-            Rung("gelu_v3_fast", "CUDA, permuted bytes, fast functions", **AT_COPY),
-            Rung("gelu_v4_triton", "Triton, the same arithmetic", **TRITON, **AT_COPY),
+            Rung("gelu_v3_fast", "CUDA, permuted bytes, fast functions", target=AT_COPY),
+            Rung("gelu_v4_triton", "Triton, the same arithmetic", triton=TRITON, target=AT_COPY),
         ),
         # Around a chunk, a block of v1, and a block of v2, which has the size of a Triton program.
         cases=(
@@ -62,8 +62,8 @@ PROBLEMS = (
         rungs=(
             Rung("swiglu_v1_scalar", "CUDA, one element per thread"),
             Rung("swiglu_v2_vectors", "CUDA, 16-byte stores, a conversion per code"),
-            Rung("swiglu_v3_fast", "CUDA, permuted bytes, fast functions", **AT_COPY),
-            Rung("swiglu_v4_triton", "Triton, the same arithmetic", **TRITON, **AT_COPY),
+            Rung("swiglu_v3_fast", "CUDA, permuted bytes, fast functions", target=AT_COPY),
+            Rung("swiglu_v4_triton", "Triton, the same arithmetic", triton=TRITON, target=AT_COPY),
         ),
         # One group per half; a block of v2, which has the size of a Triton program, and more.
         cases=(

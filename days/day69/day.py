@@ -31,7 +31,7 @@ TAPS, R = 7, 3
 SHAPES = [(1, 1, 1), (1, 3, 5), (2, 8, 12), (1, 33, 35), (1, 4, 516), (1, 8, 131), (1, 5, 136)]
 EMPTY = [(0, 4, 4), (2, 0, 8), (2, 8, 0)]
 IMAGES = (2, 68, 132)  # several tiles along both sides of several images
-TRITON = {"triton": "blur_transpose_triton"}
+TRITON = "blur_transpose_triton"
 
 
 def inputs(case, draw):
@@ -76,8 +76,12 @@ PROBLEMS = (
             Rung("blur_transpose_v1_direct", "CUDA, 49 loads per output"),
             Rung("blur_transpose_v2_tile", "CUDA, halo, row sums, transpose in shared memory"),
             Rung("blur_transpose_v3_vectors", "CUDA, 4 elements per load and store"),
-            Rung("blur_transpose_v4_triton", "Triton, walks down, 7 loads per element", **TRITON),
-            Rung("blur_transpose_v5_triton_chunks", "Triton, 3 loads per 4 elements", **TRITON),
+            Rung(
+                "blur_transpose_v4_triton", "Triton, walks down, 7 loads per element", triton=TRITON
+            ),
+            Rung(
+                "blur_transpose_v5_triton_chunks", "Triton, 3 loads per 4 elements", triton=TRITON
+            ),
             Rung(
                 "blur_transpose_v6_in_flight",
                 "CUDA, v3 with all rows of a tile in flight",

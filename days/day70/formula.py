@@ -27,8 +27,8 @@ def axes(waves, frames, height, width):
 def formula(waves, palette, frames, height, width):
     """waves: (4, 4), palette: (3,), int32 -> (frames, height, width, 3) uint8."""
     parts = axes(waves, frames, height, width)
-    sines = (torch.sin(angle(t + y + x)) for t, y, x in zip(*parts, strict=True))
-    theta = torch.pi / 4 * sum(sines)
+    s0, s1, s2, s3 = (torch.sin(angle(t + y + x)) for t, y, x in zip(*parts, strict=True))
+    theta = torch.pi / 4 * (s0 + s1 + s2 + s3)
     shade = theta[..., None] + angle(palette.long())
     return (128 + 127.5 * torch.cos(shade)).floor().to(torch.uint8)
 

@@ -80,7 +80,8 @@ def kept(dtype, *cache):
 
 def sdpa_16_bits(q, keys, values, key_scales, value_scales, lengths, scale):
     """What a user without int8 calls, on a cache in 16 bits that was stored before."""
-    return sdpa(q, *kept(q.dtype, keys, values, key_scales, value_scales), lengths, scale)
+    keys, values = kept(q.dtype, keys, values, key_scales, value_scales)
+    return sdpa(q, keys, values, lengths, scale)
 
 
 def new_rows_and_cache(case, draw):

@@ -26,7 +26,7 @@ from common.day import (
     print_table,
     seconds,
 )
-from common.references.attention import attention, attention_by
+from common.references.attention import attention, attention_by, by_head
 
 TITLE = "FlashAttention on Hopper"
 TEACHES = "Attention by TMA and wgmma: softmax under the products of two warpgroups, by tickets"
@@ -51,9 +51,7 @@ def inputs(causal, case, draw):
 
 def reference(q, k, v, causal=False):
     """Head by head: the scores of all would not fit into the memory of some GPUs."""
-    heads = zip(*(x.split(1, 1) for x in (q, k, v)), strict=True)
-    outputs = [attention(*head, causal) for head in heads]
-    return tuple(torch.cat(parts, 1) for parts in zip(*outputs, strict=True))
+    return by_head(attention, (q, k, v), causal)
 
 
 def by(backend, q, k, v, causal=False):

@@ -25,11 +25,13 @@ constexpr float LOG2_E = 1.44269504f;
 // What each rung adds to the one before it.
 enum Rung { WARP_ROLES, PING_PONG, PIPELINED, PERSISTENT };
 
-template <typename Element, int COLS, int KEYS_PER_TILE, Rung RUNG_OF>
+// OUT_IN_ROWS: o is (B, S, H · D), as a product takes it (day 86), and not (B, H, S, D).
+template <typename Element, int COLS, int KEYS_PER_TILE, Rung RUNG_OF, bool OUT_IN_ROWS = false>
 struct Plan {
   using T = Element;
   static constexpr int D = COLS, BN = KEYS_PER_TILE;
   static constexpr Rung R = RUNG_OF;
+  static constexpr bool IN_ROWS = OUT_IN_ROWS;
   static constexpr int Q_BYTES = ROWS * D * 2, TILE_BYTES = BN * D * 2;
   static constexpr int TILES = CONSUMERS * Q_BYTES + 2 * STAGES * TILE_BYTES;
   // Buffers for parts of o that TMA stores, per consumer: two if there is room in a block's 227 KB.
@@ -47,6 +49,7 @@ struct Arguments {
   bool causal;
   int ahead;                // T - S
   float scale_log2, slack;  // slack: how much a score may exceed the maximum before o is rescaled
+  int H;                    // of one sequence, where o is in rows
 };
 
 // A tile of rows: its head, its first row, and the tiles of keys that its last row sees.

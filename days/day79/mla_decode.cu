@@ -6,8 +6,8 @@
 // q: (B, H, 576), cache: (B, T, 576), o: (B, H, 512), in fp16 or bf16. All H heads share the rows
 // of the cache: 512 elements are a token's key and its value, 64 more belong to its key. Bytes:
 // 1152 per token. Operations: 2 · H · (576 + 512) per token, or 1.9 · H per byte. With H = 128 that
-// is 242, between an H200's 206 and an H100's 295: tensor cores and memory take about the same
-// time. With H = 16, the share of one of eight GPUs, it is 30, and the problem is memory-bound.
+// is 242, more than an H200's 207: tensor cores and memory take about the same time. With H = 16,
+// the share of one of eight GPUs, it is 30, and the problem is memory-bound.
 //
 //   v1 warp_per_head  CUDA cores; each warp reads all tokens of its range for one head
 //   v2 mma            64 heads per block: a tile of tokens in shared memory serves both products

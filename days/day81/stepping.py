@@ -145,7 +145,7 @@ def foreach(params, grads, exp_avgs, exp_avg_sqs, *numbers, weights=(), stochast
     new = torch._foreach_mul([p.float() for p in params], 1 - lr * weight_decay)
     torch._foreach_addcdiv_(new, exp_avgs, roots, -lr / (1 - beta1**step))
     if stochastic:
-        new = [rounded(x, torch.randint_like(x, 65536, dtype=torch.int32)) for x in new]
+        new = tuple(rounded(x, torch.randint_like(x, 65536, dtype=torch.int32)) for x in new)
     for targets in (params, weights):
         for target, x in zip(targets, new, strict=False):
             target.copy_(x)

@@ -121,6 +121,8 @@ class FeedForward(torch.nn.Module):
     so that a module that is loaded goes on where it was saved.
     """
 
+    state: torch.Tensor
+
     def __init__(self, operators, version, width, p, seed=83):
         super().__init__()
         self.call, self.p = with_gradients(operators, version), p

@@ -38,14 +38,16 @@ def print_checks(operators, device):
             row = [name]
             if order < 3:  # check_batched_grad: the backward under vmap, too
                 arguments = *(t.requires_grad_() for t in exact), EPS
-                row.append(gradcheck(op, arguments, check_batched_grad=True))
+                gradcheck(op, arguments, check_batched_grad=True)
+                row.append("passes")
             if order < 2:
-                row.append(gradgradcheck(op, arguments, check_batched_grad=True))
+                gradgradcheck(op, arguments, check_batched_grad=True)
+                row.append("passes")
             leaves = (t.detach().float().requires_grad_(order < 3) for t in exact)
             results = opcheck(op.default, (*leaves, EPS))
             passed = sum(result == "SUCCESS" for result in results.values())
             row += [""] * (3 - len(row)) + [f"{passed} of {len(results)}"]
-            rows.append([{True: "passes"}.get(cell, cell) for cell in row])
+            rows.append(row)
     print_table(["operator", "gradcheck", "gradgradcheck", "opcheck"], rows)
 
 

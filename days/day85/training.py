@@ -173,13 +173,14 @@ class Training:
             self.scaler.unscale_(self.optimiser)
             self.scaler.step(self.optimiser)
             self.scaler.update()
-            self.scale = self.scaler._scale.reshape(1)
+            self.scale = self.scaler._scale.reshape(1)  # type: ignore[union-attr]  # made by scale()
             return loss.detach()
         (share * self.scale if self.scaled else share).backward()
         if self.scaled:
             grads = [w.grad for w in self.weights]
             self.operators.unscale_v3_one_launch(grads, self.found_inf, self.inv_scale)
-            self.optimiser.found_inf = self.found_inf[0]  # if it is 1, nothing is changed
+            # The optimiser reads found_inf: if it is 1, nothing is changed.
+            self.optimiser.found_inf = self.found_inf[0]  # type: ignore[attr-defined]
         self.optimiser.step()
         if self.scaled:
             numbers = self.scale, self.inv_scale, self.good_steps, self.found_inf

@@ -6,18 +6,21 @@
 // kernel takes any strides. Day 27's wants heads that are contiguous: the pass that computes δ also
 // copies the gradient.
 //
-// Day 27's kernel adds the parts of gq, one per block of 128 keys, by atomics. At most 256
-// positions are two blocks: 0 + a + b has equal bits in both orders, so that a step can be repeated
-// exactly.
+// Day 27's v3 adds the parts of gq, one per block of 128 keys, by atomics. At most 256 positions
+// are two blocks: 0 + a + b has equal bits in both orders, so that a step can be repeated exactly.
+// For more, day 27's v2 computes gq in a pass of its own, and where there is wgmma, day 75's kernel
+// is the forward pass.
 
 #include "common/cuda/flash_attention.cuh"  // taught in days 26 and 28
 #include "days/day27/keys_stay.cuh"         // taught in day 27
+#include "days/day27/rows_stay.cuh"
 #include "days/day86/plan.cuh"
 
 constexpr int KEY_WARPS = 8, KEYS = 16 * KEY_WARPS;  // per block
-static_assert(MOST_POSITIONS <= 2 * KEYS, "a third part of gq would make the order of sums matter");
+static_assert(FEW_POSITIONS <= 2 * KEYS, "a third part of gq would make the order of sums matter");
 
 void attention_forward(const Tensor& on, const Shape& s, const LayerActivations& a) {
+  if (s.is_long() && compute_capability() == 90) return attention_forward_long(on, s, a);
   require_capability(8, 0, "mma.sync of 16×8×16");
   constexpr int64_t BYTES = (flash::BM + 4 * flash::BN) * HEAD * sizeof(Half);
   require_shared_memory(BYTES, "the tiles of q, k and v");
@@ -75,16 +78,16 @@ void attention_backward(const Tensor& on, const Shape& s, const LayerActivations
                                  reinterpret_cast<const Pack<Half>*>(a.o), a.lse,
                                  reinterpret_cast<Pack<Half>*>(m.go), numbers, packs, heads, S);
   check_launch("row_numbers");
-  const int64_t tiles = ceil_div(S, BM);
-  check_cuda(cudaMemsetAsync(m.gq, 0, s.B * heads * tiles * BM * HEAD * sizeof(float), stream),
-             "cudaMemsetAsync");
+  const int64_t all_heads = s.B * heads;
   const Given<Half> in{m.go, a.q, a.k, a.v, numbers, S, S, 0, 0.125f};
-  const auto kernel = attention_keys_stay_kernel<Half, HEAD, KEY_WARPS, true>;
-  const int64_t bytes = KeysShared<Half, HEAD, KEY_WARPS>::bytes(1, true);
-  require_shared_memory(bytes, "tiles of 128 keys");
-  allow_shared(kernel, bytes);
-  const int key_tiles = ceil_div(S, KEYS);
-  kernel<<<grid_size(s.B * heads * key_tiles, "tokens"), KEY_WARPS * 32, bytes, stream>>>(
-      in, m.gq, m.gk, m.gv, key_tiles, 1);
+  if (s.is_long()) {
+    launch_keys_stay_with<4, false, Half, HEAD>(on, in, all_heads, 1, nullptr, m.gk, m.gv);
+    launch_rows_stay<Half, HEAD>(on, in, all_heads, 1, m.gq_rows);
+  } else {
+    const int64_t tiles = ceil_div(S, BM);
+    check_cuda(cudaMemsetAsync(m.gq, 0, all_heads * tiles * BM * HEAD * sizeof(float), stream),
+               "cudaMemsetAsync");
+    launch_keys_stay_with<KEY_WARPS, true, Half, HEAD>(on, in, all_heads, 1, m.gq, m.gk, m.gv);
+  }
   check_launch("attention_backward");
 }

@@ -19,7 +19,14 @@ TITLE = "Train a GPT"
 TEACHES = "A whole training step on one buffer of activations, captured in a CUDA graph"
 TOPICS = ("GPT", "transformer", "training", "language model", "CUDA graph", "checkpoint")
 SOURCE = "train_gpt.cu"
-EXTRA_SOURCES = ("attention.cu", "products.cu", "model.py", "proof.py")
+EXTRA_SOURCES = (
+    "attention.cu",
+    "attention_long.cu",
+    "products.cu",
+    "many_words.cu",
+    "model.py",
+    "proof.py",
+)
 INTRODUCES = ("training checkpoint",)
 
 # (B, S, layers, heads, words, positions)
@@ -32,6 +39,9 @@ SHAPES = [
     (2, 130, 1, 1, 8, 131),  # two tiles of keys and more than one of rows
     (1, 2, 1, 4, 8, 2),  # a chunk of a row for each lane
     (1, 2, 1, 5, 8, 2),  # two chunks
+    (2, 300, 1, 2, 8, 301),  # long: three blocks of keys, five tiles of rows
+    (3, 37, 1, 1, 264, 40),  # many words, most of which have no token
+    (2, 3, 1, 1, 50264, 4),  # GPT-2's
 ]
 NANO = (64, 256, 6, 6, 72, 256)  # nanoGPT's for Shakespeare: 10.8 million parameters
 SMALL = (2, 16, 1, 1, 72, 16)
@@ -88,7 +98,9 @@ PROBLEMS = (
         timed=False,
         rungs=(Rung("draw_batch", "Philox by step and sequence"),),
         cases=tuple(
-            Case(shape, "uint8") for shape in [(1, 1, 1), (3, 9, 9), (70, 33, 300), (2, 300, 1000)]
+            Case(shape, dtype)
+            for shape in [(1, 1, 1), (3, 9, 9), (70, 33, 300), (2, 300, 1000)]
+            for dtype in ("uint8", "int32")
         ),
         inputs=model.batch_inputs,
         reference=model.draw_batch,

@@ -137,12 +137,13 @@ def fused_adamw(betas, eps, decay, steps):
     def optimise(params, gradients, model, exp_avg, exp_avg_sq, lr):
         lists = [params, gradients]
         lists += [list(model.views(each).values()) for each in (exp_avg, exp_avg_sq)]
+        lists += [[], steps]
         torch._foreach_add_(steps, 1)
         matrices = 2 + 4 * model.layers
         for group, weight_decay in ((slice(matrices), decay), (slice(matrices, None), 0.0)):
             torch._fused_adamw_(
-                *(each[group] for each in lists), [], steps[group], lr=lr, beta1=betas[0],
-                beta2=betas[1], weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False,
+                *(each[group] for each in lists), lr=lr, beta1=betas[0], beta2=betas[1],
+                weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False,
             )  # fmt: skip
 
     return optimise
@@ -231,7 +232,7 @@ def logits(weights, tokens, layers, heads, words, positions):
 def batch_inputs(case, draw):
     """Shape (sequences, length, characters)."""
     sequences, length, characters = case.shape
-    text = draw(characters, dtype="uint8")
+    text = draw(characters)
     step = torch.tensor([7 * sequences], device=text.device)
     tokens = torch.zeros(sequences, length, dtype=torch.int64, device=text.device)
     return text, step, tokens, 86 + length

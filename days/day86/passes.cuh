@@ -58,6 +58,37 @@ __global__ void __launch_bounds__(WIDE* DEEP)
 }
 
 // ---------------------------------------------------------------------------------------------
+// The sums of all passes at the end of a step, in one launch per SUMS_AT_ONCE passes.
+
+struct PartialSums {
+  const float* partial;  // (parts, sums)
+  float* to;             // (sums)
+  int64_t parts, sums;
+};
+
+constexpr int SUMS_AT_ONCE = 64;  // of 32 bytes each, in the arguments of a kernel
+struct ManySums {
+  PartialSums of[SUMS_AT_ONCE];
+};
+
+// to[i] = the sum of partial[part][i], for the blockIdx.y-th sums; the order is that of day 30.
+__global__ void __launch_bounds__(32 * SUM_ROWS)
+    add_parts_kernel(const __grid_constant__ ManySums all) {
+  __shared__ float shared[SUM_ROWS][32];
+  const PartialSums& s = all.of[blockIdx.y];
+  const int64_t i = int64_t{blockIdx.x} * 32 + threadIdx.x;
+  float sum = 0;
+  for (int64_t p = threadIdx.y; p < s.parts && i < s.sums; p += SUM_ROWS) {
+    sum += s.partial[p * s.sums + i];
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();  // all rows of threads have stored their sums before the first row reads them
+  if (threadIdx.y > 0 || i >= s.sums) return;
+  for (int y = 1; y < SUM_ROWS; ++y) sum += shared[y][threadIdx.x];
+  s.to[i] = sum;
+}
+
+// ---------------------------------------------------------------------------------------------
 // What a pass does. v1 has one operation per pass, v2 takes those together that meet.
 
 // The input of the first layer; NaN for a token that names no word. tokens: of each sequence
@@ -222,9 +253,10 @@ struct ToHeads {
 
 // The way back, for the gradients, and their sums. gq lies as day 27's kernel adds it: per tile of
 // 64 rows fragments of 16 × 8, in which lane 4g + t has columns 2t and 2t + 1 of rows g and g + 8.
+// It is null where gq_rows has it.
 struct FromHeads {
   const float* gq;
-  const Half *gk, *gv;
+  const Half *gq_rows, *gk, *gv;
   Half* to;
   int64_t S;
   int C;
@@ -232,7 +264,7 @@ struct FromHeads {
   __device__ void operator()(int64_t r, int col, Floats* sums) const {
     const HeadPlace p(r, col, S, C);
     Floats x;
-    if (p.which == 0) {
+    if (p.which == 0 && gq) {
       const int row = static_cast<int>(p.s % 64), g = row % 8, half = row % 16 / 8;
       const int64_t tile = p.head * ((S + 63) / 64) + p.s / 64;
       const float* const from =
@@ -244,7 +276,8 @@ struct FromHeads {
         x.at[2 * t + 1] = two.y * 0.125f;
       }
     } else {
-      x = load8((p.which == 1 ? gk : gv) + (p.head * S + p.s) * HEAD + p.d);
+      const Half* const from = p.which == 0 ? gq_rows : p.which == 1 ? gk : gv;
+      x = load8(from + (p.head * S + p.s) * HEAD + p.d);
     }
     store8(to + r * 3 * C + col, x);
 #pragma unroll

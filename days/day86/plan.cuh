@@ -13,8 +13,10 @@ using Half = __nv_bfloat16;
 constexpr int HEAD = 64;        // columns per head
 constexpr int EIGHT = 8;        // elements of 16 bytes
 constexpr int MOST_HEADS = 16;  // so that a warp has a row of at most 1024 columns in registers
-constexpr int MOST_WORDS = 256;
-constexpr int MOST_POSITIONS = 256;  // see attention.cu
+constexpr int FEW_WORDS = 256;  // so that a warp has a row of logits in registers
+constexpr int MOST_WORDS = 1 << 20;   // GPT-2 has 50,257
+constexpr int FEW_POSITIONS = 256;    // see attention.cu
+constexpr int MOST_POSITIONS = 1024;  // GPT-2's
 
 // B sequences of S tokens, rows = B · S; C = heads · HEAD columns.
 struct Shape {
@@ -22,6 +24,8 @@ struct Shape {
 
   int64_t rows() const { return B * S; }
   int64_t C() const { return heads * HEAD; }
+  bool has_few_words() const { return words <= FEW_WORDS; }
+  bool is_long() const { return S > FEW_POSITIONS; }
 };
 
 // Hands out the parts of a buffer, one after the other.
@@ -83,19 +87,21 @@ struct LayerActivations {
 
 constexpr int NORM_BLOCKS = 264;  // of the pass backward through a norm: two for each of an H200's
                                   // 132 multiprocessors
-constexpr int64_t PARTIAL = 1 << 16;  // column sums of a pass over 64 · n columns, at most
+constexpr int64_t PARTIAL = 1 << 16;  // column sums of all blocks of one pass, at most
 
 // The parts of one buffer. Without a base only `bytes` is of use.
 struct Activations {
   LayerActivations* layers;
-  Half *last, *y, *logits,
-      *one_hot;  // (rows, C) twice, (rows, words) twice: tokens as rows of zeros with a one
+  Half *last, *y;          // (rows, C)
+  Half *logits, *one_hot;  // (rows, words): one_hot, for few words: tokens as rows of 0 with a 1
   float2* stats;
   Half *narrow, *wide;      // (rows, C), (rows, 4C): results of products that nothing keeps
   Half *gh, *go, *gk, *gv;  // (rows, C)
-  float* gq;                // (B, heads, tiles of 64 rows, 64, HEAD), as fragments
-  float2* numbers;          // (B, heads, S)
-  float *partial, *coefficients;
+  float* gq;        // (B, heads, tiles of 64 rows, 64, HEAD), as fragments; of long sequences
+  Half* gq_rows;    // (B, heads, S, HEAD) in its place
+  float2* numbers;  // (B, heads, S)
+  float* partial;   // sums over parts of the rows, of all passes backward
+  float* coefficients;
   int64_t bytes = 0;
 
   Activations(const Shape& s, char* base, LayerActivations* of_layers) : layers(of_layers) {
@@ -113,12 +119,17 @@ struct Activations {
       take(a.stats1, rows), take(a.stats2, rows);
     }
     for (Half** each : {&last, &y, &narrow, &gh, &go, &gk, &gv}) take(*each, rows * C);
-    for (Half** each : {&logits, &one_hot}) take(*each, rows * s.words);
+    take(logits, rows * s.words);
+    take(one_hot, s.has_few_words() ? rows * s.words : 0);
     take(wide, rows * 4 * C);
     take(stats, rows);
     take(gq, heads * ceil_div<int64_t>(s.S, 64) * 64 * HEAD);
+    gq_rows = reinterpret_cast<Half*>(gq);
     take(numbers, heads * s.S);
-    take(partial, std::max({PARTIAL, NORM_BLOCKS * 3 * C, ceil_div<int64_t>(rows, 128) * 16 * C}));
+    // Of a layer v1 has six passes, v2 two and those through norms, v3 one and a product.
+    const int64_t of_layer =
+        6 * PARTIAL + 2 * NORM_BLOCKS * 3 * C + ceil_div<int64_t>(rows, 128) * 16 * C;
+    take(partial, (s.layers + 1) * of_layer);
     take(coefficients, 16);
   }
 };
@@ -127,10 +138,23 @@ struct Activations {
 // In attention.cu. on: a tensor of the step, for its GPU.
 
 void attention_forward(const Tensor& on, const Shape& s, const LayerActivations& a);
-// From g (rows, C), the gradient of a.o: m.gq as fragments of sums, m.gk and m.gv (B, heads, S,
-// HEAD).
+// From g (rows, C), the gradient of a.o: m.gq as fragments of sums, or m.gq_rows where sequences
+// are long; m.gk and m.gv (B, heads, S, HEAD).
 void attention_backward(const Tensor& on, const Shape& s, const LayerActivations& a, const Half* g,
                         const Activations& m);
+
+// In attention_long.cu: attention_forward on cards with wgmma.
+void attention_forward_long(const Tensor& on, const Shape& s, const LayerActivations& a);
+
+// ---------------------------------------------------------------------------------------------
+// In many_words.cu, for more words than FEW_WORDS.
+
+// A row of m.logits becomes its gradient, and gets its loss in losses (rows).
+void cross_entropy_of_many(const Tensor& on, const Shape& s, const int64_t* tokens, Half* logits,
+                           float* losses);
+// grad (words, C) += the rows of g (rows, C), each at its token. tokens: (B, length).
+void embedding_gradient(const Tensor& on, const Shape& s, const int64_t* tokens, int64_t length,
+                        const Half* g, float* grad);
 
 // In products.cu: x (rows, K), weight (N, K), bias (N). On cards with wgmma.
 
@@ -141,7 +165,8 @@ void product_gelu(const Tensor& on, const Half* x, const Half* weight, const Hal
 // out = x · weightᵀ + bias + residual
 void product_add(const Tensor& on, const Half* x, const Half* weight, const Half* bias,
                  const Half* residual, Half* out, int64_t rows, int64_t N, int64_t K);
-// out = (g · weight) · gelu'(pre), g (rows, K), weight (K, N). Returns how many parts of the sums
-// of out's columns are in partial, (parts, N).
-int64_t product_gelu_backward(const Tensor& on, const Half* g, const Half* weight, const Half* pre,
-                              Half* out, float* partial, int64_t rows, int64_t N, int64_t K);
+// out = (g · weight) · gelu'(pre), g (rows, K), weight (K, N), and the sums of out's columns over
+// gelu_parts(rows) parts of the rows: partial, (parts, N).
+int64_t gelu_parts(int64_t rows);
+void product_gelu_backward(const Tensor& on, const Half* g, const Half* weight, const Half* pre,
+                           Half* out, float* partial, int64_t rows, int64_t N, int64_t K);

@@ -37,10 +37,13 @@ void product_add(const Tensor& on, const Half* x, const Half* weight, const Half
       BiasResidual<Half>{parts(out, rows, N), parts(residual, rows, N), residual, bias});
 }
 
-int64_t product_gelu_backward(const Tensor& on, const Half* g, const Half* weight, const Half* pre,
-                              Half* out, float* partial, int64_t rows, int64_t N, int64_t K) {
+int64_t gelu_parts(int64_t rows) {
+  return 4 * ceil_div<int64_t>(rows, HALVES * ROWS);
+}
+
+void product_gelu_backward(const Tensor& on, const Half* g, const Half* weight, const Half* pre,
+                           Half* out, float* partial, int64_t rows, int64_t N, int64_t K) {
   launch_product<Half, Major::kMN>(
       on, g, weight, rows, N, K,
       GeluBackward<Half>{parts(out, rows, N), parts(pre, rows, N), pre, partial});
-  return 4 * ceil_div<int64_t>(rows, HALVES * ROWS);
 }

@@ -69,7 +69,7 @@ def gradients(operators, device):
     for way, (losses, gradient) in ways.items():
         exact = model.views(truth[1])
         each = {n: distance(g, exact[n]) for n, g in model.views(gradient).items()}
-        worst = max(each, key=each.get)
+        worst = max(each, key=each.__getitem__)
         found[way] = [distance(losses, truth[0]), distance(gradient, truth[1]), each[worst]]
         rows.append([way, *(f"{d:.1e}" for d in found[way]), worst])
     print_table(["distance from float64", "losses", "gradients", "worst tensor", "which"], rows)
@@ -185,6 +185,7 @@ def print_rates(operators, device):
     tokens = plan.batch * plan.positions
     captured = Training(operators, plan, device)
     captured.run(2)
+    assert captured.graph is not None  # after the first step
     steps_taken = new_counters(len(training.model.shapes()), device)
     optimise = fused_adamw(BETAS, EPS, plan.decay, steps_taken)
 

@@ -1,4 +1,4 @@
-"""Trains a GPT of characters: python -m days.day86.train --save gpt.checkpoint --sample
+"""Trains a GPT: python -m days.day86.train --save gpt.checkpoint --sample
 
 Every few steps, and on Ctrl-C, the training is saved, and --resume goes on: to the same last bit as
 without a break. The model with the lowest loss on the part of the text that is held back has a file
@@ -6,27 +6,41 @@ of its own, gpt.best.checkpoint, and writes the sample.
 """
 
 import argparse
+import fcntl
 import math
+import os
 import shlex
 import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from common.base.argument_types import value, whole
+from common.base.cache import cache_directory, digest
 from common.base.compiling import BuildError
+from common.base.signals import noted_signals
 from common.base.toolchain import ToolchainError
 from common.build.library import operators_of
 from common.report.files import ResultsError, check_writable, write_atomically
 from common.report.terminal import Report
 
-from .training import CheckpointError, Plan, Training, read_checkpoint, tokens_of
+from .training import (
+    CheckpointError,
+    Plan,
+    Training,
+    read_checkpoint,
+    read_tokens,
+    text_of,
+    tokens_of,
+)
 
 PROGRAM = "python -m days.day86.train"
-PLANNED = ("steps", "layers", "heads", "positions", "batch", "rate", "decay", "seed")
+PLANNED = ("steps", "layers", "heads", "positions", "batch", "rate", "decay", "seed", "words")
+GPT2_WORDS = 50257
 MOST_STEPS = 10**7  # the rate of each is computed before the first
 LIVE = 0.25  # seconds between two states of the live line, and until a signal is noticed
 BYTES = 14  # in a checkpoint, per parameter: the weight in bf16; master copy, m and v in fp32
@@ -34,43 +48,8 @@ BYTES = 14  # in a checkpoint, per parameter: the weight in bf16; master copy, m
 
 # ---------------------------------------------------------------- arguments
 
-
-def number(least, most=None):
-    """Return a type for argparse: an integer in this range."""
-
-    def parse(text):
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
-        if value < least or (most is not None and value > most):
-            limits = f"{least} to {most}" if most is not None else f"{least} or more"
-            raise argparse.ArgumentTypeError(f"expected {limits}, got {value}")
-        return value
-
-    return parse
-
-
-def share(text):
-    """Return a number between 0 and 1, neither included, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {value}")
-    return value
-
-
-def decay(text):
-    """Return a number from 0 to 100 for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {value}")
-    return value
+RATE = value(float, "a number between 0 and 1", lambda r: 0 < r < 1)
+DECAY = value(float, "a number from 0 to 100", lambda d: 0 <= d <= 100)
 
 
 def arguments(words):
@@ -83,24 +62,25 @@ def arguments(words):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "--steps", type=number(1, MOST_STEPS), help=f"of the whole training (default: {Plan.steps})"
-    )
-    add("--until", type=number(1), metavar="STEP", help="end after this step, to go on later")
-    add("--layers", type=number(1, 48), help=f"(default: {Plan.layers})")
-    add("--heads", type=number(1, 16), help=f"of 64 columns each (default: {Plan.heads})")
-    add("--positions", type=number(1, 256), help="characters per sequence (default: 256)")
-    add("--batch", type=number(1, 65535), help=f"sequences per step (default: {Plan.batch})")
-    add("--rate", type=share, help=f"the highest learning rate (default: {Plan.rate})")
-    add("--decay", type=decay, help=f"of the weights, by AdamW (default: {Plan.decay})")
-    add("--seed", type=number(0, 2**63 - 1), help=f"(default: {Plan.seed})")
+    add("--steps", type=whole(1, MOST_STEPS), help=f"of the whole training (default: {Plan.steps})")
+    add("--until", type=whole(1), metavar="STEP", help="end after this step, to go on later")
+    add("--layers", type=whole(1, 48), help=f"(default: {Plan.layers})")
+    add("--heads", type=whole(1, 16), help=f"of 64 columns each (default: {Plan.heads})")
+    add("--positions", type=whole(1, 1024), help=f"per sequence (default: {Plan.positions})")
+    add("--batch", type=whole(1, 65535), help=f"sequences per step (default: {Plan.batch})")
+    add("--rate", type=RATE, help=f"the highest learning rate (default: {Plan.rate})")
+    add("--decay", type=DECAY, help=f"of the weights, by AdamW (default: {Plan.decay})")
+    add("--seed", type=whole(0, 2**63 - 1), help=f"(default: {Plan.seed})")
+    add("--tokens", metavar="FILE", help="train on these in place of characters: numbers of 16 "
+        "bits, as nanoGPT's prepare.py writes them")  # fmt: skip
+    add("--words", type=whole(2, 1 << 16), help=f"of the tokens (default: {GPT2_WORDS})")
     add("--save", metavar="FILE", help="of a new training: gpt.checkpoint; of one that goes on: "
         "the file of --resume")  # fmt: skip
-    add("--save-every", type=number(1), metavar="N", help="save, and compute the held-back loss, "
+    add("--save-every", type=whole(1), metavar="N", help="save, and compute the held-back loss, "
         "every N steps (default: 20 times in all)")  # fmt: skip
     add("--resume", metavar="FILE", help="go on from a checkpoint, with its settings")
     add("--weights", metavar="FILE", help="in the end, also write the best model's weights alone")
-    add("--sample", type=number(1), nargs="?", const=500, metavar="N",
+    add("--sample", type=whole(1), nargs="?", const=500, metavar="N",
         help="in the end, write N characters (500)")  # fmt: skip
     add("--prompt", metavar="TEXT", help="what the sample goes on from (default: a new line)")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
@@ -112,6 +92,11 @@ def arguments(words):
     if found.save is not None and not Path(found.save).name:
         refuse("save", f"expected the name of a file, got {found.save!r}")
     found.plan, found.done = planned(found, refuse)
+    found.plan, found.text = with_text(found, refuse)
+    if not found.plan.rate * found.plan.decay < 1:
+        refuse("decay", f"times --rate, expected a number below 1, got {found.plan.decay}")
+    if found.sample and found.plan.text:
+        refuse("sample", "is of characters; days.day100.generate --tokenizer writes tokens")
     if found.prompt is not None:
         if not found.sample:
             refuse("prompt", "does nothing without --sample")
@@ -142,40 +127,55 @@ def check_saving(options, refuse):
     both, and one more while it is written."""
     files = saved_in(options)
     in_place = options.resume is not None and Path(options.resume) == files[0]
-    name = "resume" if in_place else "save"
     try:
         for path in files:
+            check_writable(path)
             if not in_place and path.exists():
                 refuse("save", f"{path} is there already; --resume goes on with a training")
         size = BYTES * options.plan.model().parameters()
         check_writable(files[0], size * (1 + sum(not path.exists() for path in files)))
     except ResultsError as error:
-        refuse(name, error)
-    except OSError as error:
-        refuse(name, f"{files[0]}: {error.strerror}")
+        refuse("resume" if in_place else "save", error)
 
 
 def check_weights(options, refuse):
     """Refuse a file that cannot be written, or that the training has."""
     path = Path(options.weights)
+    others = [*saved_in(options), *(Path(o) for o in (options.resume, options.tokens) if o)]
+    if os.path.realpath(path) in map(os.path.realpath, others):
+        refuse("weights", f"the training itself has {path}")
     try:
-        if path in saved_in(options) or (options.resume and path == Path(options.resume)):
-            refuse("weights", f"the training itself is saved in {path}")
         check_writable(path, 2 * options.plan.model().parameters())
     except ResultsError as error:
         refuse("weights", error)
+
+
+def with_text(found, refuse):
+    """Return the plan with the text to train on, and the tokens of --tokens."""
+    plan, tokens = found.plan, None
+    try:
+        if found.tokens is not None:
+            tokens = read_tokens(found.tokens, plan)
+    except ValueError as error:
+        refuse("tokens", error)
     except OSError as error:
-        refuse("weights", f"{path}: {error.strerror}")
+        refuse("tokens", f"{found.tokens}: {error.strerror}")
+    text = text_of(tokens)
+    if found.resume is not None and plan.text != text:
+        refuse("tokens", "expected those that the checkpoint was trained with")
+    return replace(plan, text=text), tokens
 
 
 def planned(found, refuse):
     """Return the plan, new or of the checkpoint, and the steps done."""
     given = {name: value for name in PLANNED if (value := getattr(found, name)) is not None}
     if found.resume is None:
+        if found.tokens is not None:
+            given.setdefault("words", GPT2_WORDS)
+        elif "words" in given:
+            refuse("words", "does nothing without --tokens")
         plan = replace(Plan(), **given)
         return replace(plan, warmup=max(1, min(100, plan.steps // 10))), 0
-    if Path(found.resume).exists() and not Path(found.resume).is_file():
-        refuse("resume", f"expected a checkpoint, got {found.resume}, which is no file")
     try:
         plan, parts = read_checkpoint(found.resume)
     except CheckpointError as error:
@@ -203,23 +203,23 @@ def is_best(path):
     return path.stem.endswith(".best")
 
 
-# ---------------------------------------------------------------- the training
-
-
 @contextmanager
-def noted_signals():
-    """Note signals that would end the program, so that it ends between two steps. Yields the list
-    of those that came."""
-    came = []
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup ignores
-        numbers.append(signal.SIGHUP)
-    before = {each: signal.signal(each, lambda got, _: came.append(got)) for each in numbers}
-    try:
-        yield came
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+def locked(files):
+    """Lock a training's files for this process, which releases them in whatever way it ends. Raise
+    ResultsError where another one trains into one of them."""
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        for path in files:
+            name = f"training-{digest([str(path.resolve())])}.lock"
+            lock = stack.enter_context(open(cache_directory() / name, "w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ResultsError(f"{path}: another process trains into this file") from None
+        yield
+
+
+# ---------------------------------------------------------------- the training
 
 
 def in_words(seconds):
@@ -234,7 +234,7 @@ class Session:
     """One call of the program: it trains from the step where it begins to `end`, and saves."""
 
     def __init__(self, options, training, report):
-        self.training, self.report = training, report
+        self.training, self.report, self.text = training, report, options.text
         self.begin, self.done = options.done, options.done
         self.end = options.until or options.plan.steps
         self.every = options.save_every or max(1, options.plan.steps // 20)
@@ -247,7 +247,7 @@ class Session:
         CheckpointError for that of another training, and ResultsError."""
         if not path.exists():
             return
-        best = Training.resume(path, operators, self.training.step.device)
+        best = Training.resume(path, operators, self.training.step.device, text=self.text)
         if best.plan != self.training.plan:
             raise CheckpointError(f"{path}: belongs to another training")
         self.best_loss, self.best_step = best.held_back_loss(2), best.steps_done
@@ -327,7 +327,7 @@ class Session:
 def go_on(options):
     """Return the command that goes on with a training, with the options that it had."""
     words = ["--resume", str(saved_in(options)[0])]
-    for name in ("until", "save_every", "weights", "sample", "prompt", "device"):
+    for name in ("tokens", "until", "save_every", "weights", "sample", "prompt", "device"):
         value = getattr(options, name)
         if value not in (None, "auto") and (name != "until" or value != options.done):
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -340,9 +340,11 @@ def run(options, report):
     operators, device = operators_of(86, options.device)
     plan = options.plan
     if options.resume:
-        training = Training.resume(options.resume, operators, torch.device(device))
+        training = Training.resume(
+            options.resume, operators, torch.device(device), text=options.text
+        )
     else:
-        training = Training(operators, plan, torch.device(device))
+        training = Training(operators, plan, torch.device(device), text=options.text)
     session = Session(options, training, report)
     if options.resume:
         path = Path(options.resume)
@@ -365,7 +367,7 @@ def run(options, report):
             f"best: held-back loss {session.best_loss:.4f} after step {session.best_step}, "
             f"in {session.best}"
         )
-        training = Training.resume(session.best, operators, torch.device(device))
+        training = Training.resume(session.best, operators, torch.device(device), text=options.text)
     if options.weights:
         training.save(options.weights, ("weights",))
         report.text(f"wrote {options.weights}, weights alone")
@@ -378,7 +380,8 @@ def run(options, report):
         report.close()
         print(prompt + text)
     elif session.best_step:
-        report.text(f"to sample: python -m days.day100.generate --model {session.best}")
+        tokenizer = " --tokenizer FOLDER" if plan.text else ""
+        report.text(f"to sample: python -m days.day100.generate --model {session.best}{tokenizer}")
     return 0
 
 
@@ -386,7 +389,8 @@ def main(words=None):
     options = arguments(words)
     report = Report()
     try:
-        code = run(options, report)
+        with locked(saved_in(options)):
+            code = run(options, report)
     except KeyboardInterrupt:
         report.text("interrupted: no step was lost")
         code = 128 + signal.SIGINT

@@ -22,9 +22,11 @@
 #include "days/day86/norms.cuh"
 #include "days/day86/passes.cuh"
 
+#include <algorithm>
 #include <vector>
 
-// A row of logits becomes its gradient, in place. NaN where the target names no word.
+// A row of logits becomes its gradient, in place. NaN where the target names no word. For few
+// words: many_words.cu has the others.
 __global__ void __launch_bounds__(WARPS * 32)
     cross_entropy_kernel(Half* logits, const int64_t* __restrict__ tokens, float* losses,
                          int64_t rows, int64_t S, int words) {
@@ -34,9 +36,9 @@ __global__ void __launch_bounds__(WARPS * 32)
   const int64_t target = tokens[row / S * (S + 1) + row % S + 1];
   const bool valid = target >= 0 && target < words;
   Half* const x = logits + row * words;
-  float mine[MOST_WORDS / 32], most = -INFINITY, sum = 0, at_target = 0;
+  float mine[FEW_WORDS / 32], most = -INFINITY, sum = 0, at_target = 0;
 #pragma unroll
-  for (int k = 0; k < MOST_WORDS / 32; ++k) {
+  for (int k = 0; k < FEW_WORDS / 32; ++k) {
     const int i = 32 * k + lane;
     mine[k] = i < words ? __bfloat162float(x[i]) : -INFINITY;
     most = fmaxf(most, mine[k]);
@@ -49,7 +51,7 @@ __global__ void __launch_bounds__(WARPS * 32)
   at_target = warp_sum(at_target);
   const float scale = valid ? 1 / static_cast<float>(rows) : NAN;
 #pragma unroll
-  for (int k = 0; k < MOST_WORDS / 32; ++k) {
+  for (int k = 0; k < FEW_WORDS / 32; ++k) {
     const int i = 32 * k + lane;
     const float g = (expf(mine[k] - most) / sum - (i == target ? 1.0f : 0.0f)) * scale;
     if (i < words) x[i] = __float2bfloat16_rn(g);
@@ -86,6 +88,8 @@ struct Step {
   Activations m;
   Products by;
   cudaStream_t stream;
+  std::vector<PartialSums> sums;  // that add_parts is to add up
+  int64_t partial_used = 0;       // floats of m.partial
 
   Step(const Tensor& weights, const Shape& shape, const Tensor& of_tokens, float* gradients)
       : on(weights),
@@ -125,21 +129,35 @@ struct Step {
         <<<grid, dim3(WIDE, DEEP), 0, stream>>>(f, nullptr, s.rows(), static_cast<int>(cols));
     check_launch("pass");
   }
-  // The sums of the pass become gradients from `to` on.
+  // Room for the sums of a pass over parts of its rows, which become gradients from `to` on.
+  float* partial_sums(int64_t parts, int64_t count, int64_t to) {
+    float* const partial = m.partial + partial_used;
+    partial_used += parts * count;
+    sums.push_back({partial, grads + to, parts, count});
+    return partial;
+  }
   template <int SUMS, typename F>
-  void summed_pass(const F& f, int64_t cols, int64_t to) const {
+  void summed_pass(const F& f, int64_t cols, int64_t to) {
     const int64_t deep = ceil_div<int64_t>(s.rows(), DEEP), parts = PARTIAL / (SUMS * cols);
     const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(cols, WIDE * EIGHT)),
                     static_cast<unsigned>(std::min(deep, parts)));
-    pass_kernel<SUMS>
-        <<<grid, dim3(WIDE, DEEP), 0, stream>>>(f, m.partial, s.rows(), static_cast<int>(cols));
-    add_parts(grid.y, SUMS * cols, to);
+    pass_kernel<SUMS><<<grid, dim3(WIDE, DEEP), 0, stream>>>(
+        f, partial_sums(grid.y, SUMS * cols, to), s.rows(), static_cast<int>(cols));
+    check_launch("summed_pass");
   }
-  void add_parts(int64_t parts, int64_t sums, int64_t to) const {
-    const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(sums, 32));
-    sum_chunks_kernel<float>
-        <<<blocks, dim3(32, SUM_ROWS), 0, stream>>>(m.partial, grads + to, parts, sums);
-    check_launch("add_parts");
+  // A small kernel takes a few µs, whatever it does: all sums of a step wait for its end.
+  void add_parts() const {
+    for (size_t first = 0; first < sums.size(); first += SUMS_AT_ONCE) {
+      const size_t count = std::min<size_t>(SUMS_AT_ONCE, sums.size() - first);
+      ManySums all{};
+      std::copy_n(sums.begin() + first, count, all.of);
+      int64_t most = 0;
+      for (size_t i = 0; i < count; ++i) most = std::max(most, all.of[i].sums);
+      const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(most, 32)),
+                      static_cast<unsigned>(count));
+      add_parts_kernel<<<grid, dim3(32, SUM_ROWS), 0, stream>>>(all);
+      check_launch("add_parts");
+    }
   }
 
   // Calls f with the chunks per lane of a row of C columns.
@@ -187,27 +205,29 @@ struct Step {
   // The sums of gh become those of `bias`, which lies before the norm's weight; -1: of none.
   template <int V>
   void norm_backward(const Half* h, const float2* stats, int64_t weight, int64_t bias,
-                     bool first = false) const {
+                     bool first = false) {
     const int64_t C = s.C();
     if (V == 1) summed_pass<2>(NormSums{m.narrow, h, stats, C}, C, weight);
     const bool alone = V == 1 && !first;
-    const int sums = V == 1 ? 0 : bias < 0 ? 2 : 3;
+    const int vectors = V == 1 ? 0 : bias < 0 ? 2 : 3;
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(
+        V == 1 ? int64_t{1} << 20 : NORM_BLOCKS, ceil_div<int64_t>(s.rows(), WARPS)));
+    float* const partial =
+        V == 1 ? nullptr : partial_sums(blocks, vectors * C, vectors == 3 ? bias : weight);
     const NormBackward n{m.narrow,
                          h,
                          w + weight,
                          alone || first ? nullptr : m.gh,
                          stats,
                          alone ? m.narrow : m.gh,
-                         m.partial,
+                         partial,
                          s.rows(),
                          static_cast<int>(C),
-                         sums};
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(
-        V == 1 ? int64_t{1} << 20 : NORM_BLOCKS, ceil_div<int64_t>(s.rows(), WARPS)));
+                         vectors};
     by_chunks(
         [&](auto chunks) { norm_backward_kernel<chunks()><<<blocks, WARPS * 32, 0, stream>>>(n); });
     check_launch("norm_backward");
-    if (V > 1) return add_parts(blocks, sums * C, sums == 3 ? bias : weight);
+    if (V > 1) return;
     if (alone) pass(Add{m.gh, m.narrow, m.gh, C}, C);
     if (bias >= 0) summed_pass<1>(Sum{m.gh, C}, C, bias);
   }
@@ -249,9 +269,27 @@ struct Step {
     product(m.y, at.table, m.logits, s.words, C);
   }
 
+  // The logits become their gradients.
+  void cross_entropy(float* losses) const {
+    if (!s.has_few_words()) return cross_entropy_of_many(on, s, tokens, m.logits, losses);
+    const unsigned blocks = grid_size(ceil_div<int64_t>(s.rows(), WARPS), "tokens");
+    cross_entropy_kernel<<<blocks, WARPS * 32, 0, stream>>>(m.logits, tokens, losses, s.rows(), s.S,
+                                                            static_cast<int>(s.words));
+    check_launch("cross_entropy");
+  }
+
+  // The table's gradient, as the input: its other part is that of the logits.
+  void table_gradient() const {
+    if (!s.has_few_words()) {
+      return embedding_gradient(on, s, tokens, length, m.gh, grads + at.table);
+    }
+    pass(OneHot{tokens, m.one_hot, s.S, length, s.words}, s.words);
+    weight_gradient(m.one_hot, m.gh, at.table, s.words, s.C(), 1);
+  }
+
   // After the logits have become their gradients.
   template <int V>
-  void backward() const {
+  void backward() {
     const int64_t C = s.C(), W = s.words;
     weight_gradient(m.logits, m.y, at.table, W, C);
     product_backward(m.logits, at.table, m.narrow, W, C);
@@ -262,9 +300,8 @@ struct Step {
       weight_gradient(m.gh, a.act, p.down, C, 4 * C);
       if (V < 3) product_backward(m.gh, p.down, m.wide, C, 4 * C);
       if (V == 3) {
-        add_parts(product_gelu_backward(on, m.gh, w + p.down, a.pre, m.wide, m.partial, s.rows(),
-                                        4 * C, C),
-                  4 * C, p.up_bias);
+        float* const partial = partial_sums(gelu_parts(s.rows()), 4 * C, p.up_bias);
+        product_gelu_backward(on, m.gh, w + p.down, a.pre, m.wide, partial, s.rows(), 4 * C, C);
       } else if (V == 1) {
         pass(GeluBackward{m.wide, a.pre, 4 * C}, 4 * C);
         summed_pass<1>(Sum{m.wide, 4 * C}, 4 * C, p.up_bias);
@@ -277,7 +314,8 @@ struct Step {
       weight_gradient(m.gh, a.o, p.proj, C, C);
       product_backward(m.gh, p.proj, m.narrow, C, C);
       attention_backward(on, s, a, m.narrow, m);
-      const FromHeads from{m.gq, m.gk, m.gv, m.wide, s.S, static_cast<int>(C)};
+      const FromHeads from{s.is_long() ? nullptr : m.gq, m.gq_rows, m.gk, m.gv, m.wide, s.S,
+                           static_cast<int>(C)};
       if (V == 1) {
         pass(from, 3 * C);
         summed_pass<1>(Sum{m.wide, 3 * C}, 3 * C, p.qkv_bias);
@@ -288,8 +326,8 @@ struct Step {
       product_backward(m.wide, p.qkv, m.narrow, 3 * C, C);
       norm_backward<V>(a.h, a.stats1, p.norm1, l > 0 ? at.layer(l - 1).down_bias : -1);
     }
-    pass(OneHot{tokens, m.one_hot, s.S, length, W}, W);
-    weight_gradient(m.one_hot, m.gh, at.table, W, C, 1);
+    add_parts();
+    table_gradient();
     const int64_t places = s.positions * C;
     places_kernel<<<grid_size(ceil_div<int64_t>(places, 256), "positions"), 256, 0, stream>>>(
         m.gh, grads + at.places, s.B, s.S, C, places);
@@ -365,12 +403,9 @@ Tensor train_step(ARGUMENTS) {
   const DeviceGuard guard(weights);
   if (V == 3) require_epilogues();
   const Tensor losses = allocate(weights, {s.B, s.S}, ScalarType::Float);
-  const Step of(weights, s, tokens, mutable_data<float>(grads));
+  Step of(weights, s, tokens, mutable_data<float>(grads));
   of.forward<V>();
-  cross_entropy_kernel<<<grid_size(ceil_div<int64_t>(s.rows(), WARPS), "tokens"), WARPS * 32, 0,
-                         of.stream>>>(of.m.logits, of.tokens, mutable_data<float>(losses), s.rows(),
-                                      s.S, static_cast<int>(words));
-  check_launch("cross_entropy");
+  of.cross_entropy(mutable_data<float>(losses));
   of.backward<V>();
   coefficients_kernel<<<1, 1, 0, of.stream>>>(mutable_data<int64_t>(step), data<float>(schedule),
                                               schedule.size(0), of.m.coefficients,
@@ -416,10 +451,11 @@ Tensor gpt_logits(const Tensor& weights, const Tensor& tokens, int64_t layers, i
 }
 
 // Rows of `tokens` become pieces of the text that begin anywhere, by Philox: the step's number and
-// the seed are all that the next batch depends on.
-__global__ void draw_batch_kernel(const uint8_t* __restrict__ text,
-                                  const int64_t* __restrict__ step, int64_t* __restrict__ tokens,
-                                  int64_t starts, int64_t length, uint64_t seed) {
+// the seed are all that the next batch depends on. T: of a character, or of a token.
+template <typename T>
+__global__ void draw_batch_kernel(const T* __restrict__ text, const int64_t* __restrict__ step,
+                                  int64_t* __restrict__ tokens, int64_t starts, int64_t length,
+                                  uint64_t seed) {
   const uint4 random = philox::random4(seed, blockIdx.x, static_cast<uint64_t>(*step));
   const uint64_t number = uint64_t{random.x} << 32 | random.y;
   const auto start = static_cast<int64_t>(number % static_cast<uint64_t>(starts));
@@ -429,7 +465,7 @@ __global__ void draw_batch_kernel(const uint8_t* __restrict__ text,
 }
 
 void draw_batch(const Tensor& text, const Tensor& step, Tensor tokens, int64_t seed) {
-  check(text, "text").on_gpu().dtype({ScalarType::Byte}).rank(1).contiguous();
+  check(text, "text").on_gpu().dtype({ScalarType::Byte, ScalarType::Int}).rank(1).contiguous();
   check(step, "step")
       .on_gpu()
       .dtype({ScalarType::Long})
@@ -443,9 +479,12 @@ void draw_batch(const Tensor& text, const Tensor& step, Tensor tokens, int64_t s
                   text.size(0));
   if (tokens.numel() == 0) return;
   const DeviceGuard guard(text);
-  draw_batch_kernel<<<grid_size(tokens.size(0), "tokens"), 128, 0, current_stream(text)>>>(
-      data<uint8_t>(text), data<int64_t>(step), mutable_data<int64_t>(tokens), starts, length,
-      static_cast<uint64_t>(seed));
+  const auto draw = [&]<typename T>(T) {
+    draw_batch_kernel<<<grid_size(tokens.size(0), "tokens"), 128, 0, current_stream(text)>>>(
+        data<T>(text), data<int64_t>(step), mutable_data<int64_t>(tokens), starts, length,
+        static_cast<uint64_t>(seed));
+  };
+  text.scalar_type() == ScalarType::Byte ? draw(uint8_t{}) : draw(int32_t{});
   check_launch("draw_batch");
 }
 

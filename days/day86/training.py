@@ -4,6 +4,8 @@ import hashlib
 import json
 import lzma
 import math
+import os
+import sys
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -11,11 +13,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from common.base.cache import digest
 from common.report.files import write_atomically
 
 from .model import BETAS, EPS, Model, first_weights
 
-TEXT = Path(__file__).parent / "shakespeare.txt.xz"
+TEXT = Path(__file__).with_name("shakespeare.txt.xz")
+SMALL = Path(__file__).with_name("shakespeare.gpt")  # a trained model, see README
 MAGIC = b"hundred days of CUDA, day 86, checkpoint 1\n"
 HELD_BACK = 0.1  # share of the text, its end, that no step sees
 
@@ -36,12 +40,34 @@ def tokens_of(text):
     return torch.tensor([known[c] for c in text], dtype=torch.uint8)
 
 
+def read_tokens(path, plan):
+    """Return the tokens of a file of 16-bit numbers, as nanoGPT's prepare.py writes them: int32.
+    Raise ValueError for a file that the plan cannot be trained on, and OSError."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise ValueError(f"expected a file, got {path}, which is none")
+    content = Path(path).read_bytes()
+    least = math.ceil((plan.positions + 1) / HELD_BACK)  # a sequence of the part held back
+    if len(content) % 2 or len(content) < 2 * least:
+        raise ValueError(
+            f"{path}: expected at least {least} numbers of 16 bits, got {len(content)} bytes"
+        )
+    tokens = torch.frombuffer(bytearray(content), dtype=torch.uint16).int()
+    if (most := int(tokens.max())) >= plan.words:
+        raise ValueError(f"{path}: expected tokens below {plan.words}, the words, got {most}")
+    return tokens
+
+
+def text_of(tokens):
+    """Return what a plan calls this text: "" for the characters, None."""
+    return "" if tokens is None else digest([tokens.numpy().tobytes()])
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a training depends on, beside its rung. batch: sequences per step, each of
     model.positions tokens. steps: after which the learning rate, a cosine after `warmup` steps,
     is a tenth of `rate`. decay: AdamW's weight decay. seed: of the first weights and of all
-    batches."""
+    batches. words: of the vocabulary, by default the characters. text: see text_of."""
 
     layers: int = 6
     heads: int = 6
@@ -52,9 +78,11 @@ class Plan:
     decay: float = 4.0
     warmup: int = 100
     seed: int = 86
+    words: int = 65
+    text: str = ""
 
     def model(self):
-        return Model(self.layers, self.heads, -(-len(characters()[1]) // 8) * 8, self.positions)
+        return Model(self.layers, self.heads, -(-self.words // 8) * 8, self.positions)
 
     def schedule(self):
         """The learning rate of each step."""
@@ -80,11 +108,12 @@ class CheckpointError(ValueError):
 
 class Training:
     """Buffers of a model in training. The number of the step and the seed are the whole random
-    state: batches are drawn by Philox from these two."""
+    state: batches are drawn by Philox from these two. text: tokens, those of plan.text; None: the
+    characters."""
 
     KEPT = ("weights", "masters", "exp_avg", "exp_avg_sq", "step")
 
-    def __init__(self, operators, plan, device, rung="", graph=True):
+    def __init__(self, operators, plan, device, rung="", graph=True, text=None):
         self.operators, self.plan = operators, plan
         self.rung = getattr(operators, rung or fastest_rung(device))
         self.model = plan.model()
@@ -96,12 +125,14 @@ class Training:
         )
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.schedule = plan.schedule().to(device)
-        text = tokens_of(characters()[0])
+        if plan.text != text_of(text):
+            raise ValueError("text: expected the one that the plan names")
+        text = tokens_of(characters()[0]) if text is None else text
         kept = len(text) - int(HELD_BACK * len(text))
         self.text, self.held_back = text[:kept].to(device), text[kept:].to(device)
         shape = plan.batch, plan.positions + 1
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.losses = None
+        self.losses: torch.Tensor  # of the last step
         self.graph, self.captures = None, graph and device.type == "cuda"
 
     @property
@@ -156,6 +187,8 @@ class Training:
 
     def sample(self, count, seed=0, prompt="\n", temperature=0.8):
         """So many characters after the prompt. The same seed gives the same ones."""
+        if self.plan.text:
+            raise ValueError("sample: tokens are written by day 100, which has a tokeniser")
         if count < 0:
             raise ValueError(f"sample: expected 0 or more characters, got {count}")
         if not temperature > 0:
@@ -185,13 +218,13 @@ class Training:
         sizes = {name: len(part) for name, part in parts.items()}
         header = json.dumps({"plan": asdict(self.plan), "bytes": sizes}).encode() + b"\n"
         content = header + b"".join(parts.values())
-        digest = hashlib.sha256(content).hexdigest().encode() + b"\n"
-        write_atomically(Path(path), MAGIC + digest + content)
+        checksum = hashlib.sha256(content).hexdigest().encode() + b"\n"
+        write_atomically(Path(path), MAGIC + checksum + content)
 
     @classmethod
     def resume(cls, path, operators, device, **options):
-        """Return the training of a checkpoint. Raises CheckpointError, which names the file, and
-        OSError."""
+        """Return the training of a checkpoint; options: of Training. Raises CheckpointError, which
+        names the file, and OSError."""
         plan, parts = read_checkpoint(path)
         training = cls(operators, plan, device, **options)
         for name, part in parts.items():
@@ -205,6 +238,8 @@ class Training:
 def read_checkpoint(path, needed=Training.KEPT):
     """Return the plan, and the bytes of each buffer. needed: buffers that must be there. Raise
     CheckpointError, and OSError."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise CheckpointError(f"expected a checkpoint, got {path}, which is no file")
     whole = Path(path).read_bytes()
     if not whole.startswith(MAGIC):
         raise CheckpointError(f"{path}: is no checkpoint of day 86")
@@ -219,11 +254,24 @@ def read_checkpoint(path, needed=Training.KEPT):
             parts[name] = payload[at : at + size]
             at += size
         plan = Plan(**described["plan"])
-        parts["weights"]
+        fits = len(parts["weights"]) == 2 * plan.model().parameters()
+        weights = torch.frombuffer(bytearray(parts["weights"]), dtype=torch.bfloat16)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: is no checkpoint of day 86: {error}") from None
     if missing := [name for name in needed if name not in parts]:
         raise CheckpointError(f"{path}: holds weights only, without {', '.join(missing)}")
-    if at != len(payload) or len(parts["weights"]) != 2 * plan.model().parameters():
+    if at != len(payload) or not fits:
         raise CheckpointError(f"{path}: its plan does not belong to its weights")
+    if not weights.isfinite().all():
+        raise CheckpointError(f"{path}: its weights are not finite numbers")
     return plan, parts
+
+
+def default_model():
+    """Return the file of the model that programs take by default: the best one of a training in the
+    current folder, or the small one of this repository."""
+    own = Path("gpt.best.checkpoint")
+    if not own.is_file():
+        return SMALL
+    print(f"model: {own}, which day 86 has trained here", file=sys.stderr)
+    return own

@@ -103,12 +103,12 @@ def measured(operators, device, sizes):
                     peers.all_reduce(own, version=version, blocks=blocks)
 
                 ways.append((name, blocks, call))
-        for name, blocks, call in ways:
-            check(peers, own, call, name)
+        for name, blocks, way in ways:
+            check(peers, own, way, name)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             rendezvous()
-            took = seconds(call, device, CALLS if size <= 64 << 20 else 4)
+            took = seconds(way, device, CALLS if size <= 64 << 20 else 4)
             rows.append({"bytes": size, "name": name, "blocks": blocks, "seconds": took})
     if device.type == "cuda":
         rows += copies(peers, sizes[-1])

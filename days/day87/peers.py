@@ -53,11 +53,12 @@ def run_ranks(world, module, *arguments, limit=200):
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     common |= {"OMP_NUM_THREADS": "1", "CUDACPU_THREADS": "1"}
     command = [sys.executable, "-m", module, *arguments]
-    ranks = []
+    pipe, ranks = subprocess.PIPE, []
     for rank in range(world):
         own = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        ranks.append(subprocess.Popen(command, env=own, cwd=ROOT, **pipes))
+        ranks.append(
+            subprocess.Popen(command, env=own, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+        )
     try:
         said = [process.communicate(timeout=limit) for process in ranks]
     finally:

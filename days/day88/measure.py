@@ -51,7 +51,7 @@ def measured(operators, device, shape):
     down = torch.randn(width, hidden, device=device).bfloat16() * (width * hidden) ** -0.5
     part = slice(rank * own, (rank + 1) * own)
     my_up, my_down = up[part].contiguous(), down[:, part].contiguous()
-    network = Sharded(*operators, rows, my_up, my_down, world)
+    network = Sharded(operators, rows, my_up, my_down, world)
     outs = [torch.empty_like(x)]
     signals = [torch.zeros(signal_words(rows, width, 1), dtype=torch.int32, device=device)]
 
@@ -80,11 +80,11 @@ def measured(operators, device, shape):
             check(network.out, expected, name)
             ways.append((name, blocks, call))
     found = []
-    for name, blocks, call in ways:
+    for name, blocks, way in ways:
         if device.type == "cuda":
             torch.cuda.synchronize()
         rendezvous()
-        took = seconds(call, device, CALLS if device.type == "cuda" else 1)
+        took = seconds(way, device, CALLS if device.type == "cuda" else 1)
         found.append({"shape": shape, "name": name, "blocks": blocks, "seconds": took})
     network.close()
     return found

@@ -65,7 +65,7 @@ def check_shape(operators, device, shape, errors):
     GPU also one that is captured and replayed. Afterwards, all flags are 0."""
     rank, world = dist.get_rank(), dist.get_world_size()
     up, down = (w.to(device) for w in weights(shape, rank, torch.bfloat16))
-    network = Sharded(*operators, shape[0], up, down, world)
+    network = Sharded(operators, shape[0], up, down, world)
     inputs = [numbers(shape, call, torch.bfloat16).to(device) for call in range(CALLS)]
     for version, title in VERSIONS.items():
         outs = [network(x, version=version, blocks=2).clone() for x in inputs]

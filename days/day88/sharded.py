@@ -11,11 +11,12 @@ class Sharded:
     """gelu(x · W1ᵀ) · W2ᵀ over all ranks of the process group, x: (rows, width).
 
     up: (H / N, width), down: (width, H / N), this rank's weights, of a dtype of 16 bits.
-    `day87` and `day88` are the operators of these days.
+    operators: those of days 87 and 88.
     """
 
-    def __init__(self, day87, day88, rows, up, down, ranks):
-        self.operators, self.up, self.down = day88, up, down
+    def __init__(self, operators, rows, up, down, ranks):
+        day87, self.operators = operators
+        self.up, self.down = up, down
         width, size = up.shape[1], up.dtype.itemsize
         # The flags of the tiles are behind the signals of day 87.
         flags = rounded_up(4 * (signal_words(rows, width, ranks) - SIGNAL_WORDS))
@@ -44,7 +45,8 @@ class Sharded:
 
     def flags(self):
         """All of them are 0 between two calls."""
-        words = signal_words(*self.out.shape, self.peers.world)
+        rows, width = self.out.shape
+        words = signal_words(rows, width, self.peers.world)
         return self.peers.memory[: 4 * words].view(torch.int32)
 
     def close(self):

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from os import cpu_count
@@ -13,7 +13,7 @@ from textwrap import shorten
 import torch
 
 from common.day import print_table, seconds
-from common.tools.watched_program import run_program, ways_to_run
+from common.tools.watched_program import Said, run_program, ways_to_run
 
 from .planted_faults import CHECKED, CODES, FAULTS, PLAIN
 
@@ -45,22 +45,22 @@ def all_runs(device):
     """What was said, by fault and column; and why columns are missing."""
     columns = modes(ways_to_run(HERE / "faults.cu", device))
     missing = {title: way.missing for title, way, _ in columns if way.missing}
-    said = {}
+    runs: dict[object, Future[Said]] = {}
     with ThreadPoolExecutor(min(AT_ONCE, cpu_count() or 1)) as pool:
         for fault in FAULTS:
             for title, way, mode in columns:
                 if not way.missing and (title in PROGRAMS or fault.name != "no_end"):
                     most = limit(fault, mode, device)
-                    said[fault.name, title] = pool.submit(
+                    runs[fault.name, title] = pool.submit(
                         run_program, way, [fault.name, mode], most
                     )
         if device == "cuda":
             title, way, _ = columns[0]
             blocking = replace(way, variables=BLOCKING)
-            said["blocking"] = pool.submit(
+            runs["blocking"] = pool.submit(
                 run_program, blocking, ["illegal_address", CODES], SECONDS[device]
             )
-        said = {key: future.result() for key, future in said.items()}
+        said = {key: future.result() for key, future in runs.items()}
     return [title for title, _, _ in columns], missing, said
 
 

@@ -211,7 +211,7 @@ def backward(
     g1 = up @ down_w * slope
     gh, *norm2, y2, sum_gh, sum_top = norm_backward(g1 @ up_w, up, h, gain2, shift2)
     packed = (each.view(*x.shape[:2], -1) for each in (gh @ proj_w, qkv, o))
-    gqkv, qkv_bias = packed_backward(*packed, lse)
+    gqkv, qkv_bias = packed_backward(*(*packed, lse))
     gx, *norm1, y1, _, _ = norm_backward(gqkv @ qkv_w, gh, rows, gain1, shift1)
     first = *norm1, gqkv.T @ y1, qkv_bias, gh.T @ o, sum_gh
     return gx.view_as(x), *first, *norm2, g1.T @ y2, g1.sum(0), up.T @ gelu(pre), sum_top

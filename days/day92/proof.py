@@ -55,7 +55,8 @@ def print_equality(operators, device):
     for name, image in images.items():
         if not torch.equal(image, first):
             raise RuntimeError(f"{name} gives other bits than {RUNGS[0]}")
-    truth = without_lists(*(each.cpu() for each in scene), width, height)
+    splats, depths, colours = (each.cpu() for each in scene)
+    truth = without_lists(splats, depths, colours, width, height)
     error = float((first - truth).abs().max())
     print_table(
         [f"{len(scene[0]):,} Gaussians, {width} × {height} pixels", ""],

@@ -23,6 +23,7 @@ def hexagons(height, width, device="cpu"):
         torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij"
     )
     odd = y % 2  # odd rows lie half a spot to the right
+    steps: list[tuple[int, int | torch.Tensor]]
     steps = [(0, -1), (0, 1), (-1, odd - 1), (-1, odd), (1, odd - 1), (1, odd)]
     columns = []
     for dy, dx in steps:

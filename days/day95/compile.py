@@ -28,7 +28,7 @@ class Compiler:
         self.builder = builder
         self.launch = builder.operators().launch
         self.skeletons = builder.text()
-        self.functions: dict[str, int] = {}  # addresses of launchers
+        self.functions: dict[str, int | None] = {}  # addresses of launchers
         self.seconds = 0.0
 
     def build(self, kernels) -> None:

@@ -42,6 +42,11 @@ class Lazy:
     def to(self, dtype):
         return Lazy(f"to_{_name(dtype)}", (self,), self.meta.to(dtype))
 
+    def __neg__(self):
+        return _apply("neg", torch.neg, self)
+
+    __hash__ = object.__hash__  # __eq__, set below, compares elements
+
     def __bool__(self):
         raise TypeError("a Lazy has no truth value before it is computed; use where()")
 
@@ -133,5 +138,3 @@ for _method, _op in BINARY.items():
     setattr(Lazy, f"__r{_method}__", _reflected)
 for _op in COMPARISONS:
     setattr(Lazy, f"__{_op}__", _binary(_op)[0])
-Lazy.__neg__ = _unary("neg")
-Lazy.__hash__ = object.__hash__  # __eq__ compares elements

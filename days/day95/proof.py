@@ -22,22 +22,22 @@ def fused(expression, options, inputs, cases, bench):
     def check(*args):
         """Promotion and broadcasting would be right, too, but each combination is a build."""
         if args[0].dim() != 2:
-            raise ValueError(f"{function.names[0]}: expected 2 dimensions, got {args[0].dim()}")
+            raise ValueError(f"{made.names[0]}: expected 2 dimensions, got {args[0].dim()}")
         expected = inputs(Case(tuple(args[0].shape)), e.like("float32"))
-        for name, arg, like in zip(function.names, args, expected, strict=True):
+        for name, arg, like in zip(made.names, args, expected, strict=True):
             if arg.dtype != args[0].dtype:
                 raise TypeError(f"{name}: expected {args[0].dtype}, got {arg.dtype}")
             if arg.shape != like.shape:
                 raise ValueError(f"{name}: expected {tuple(like.shape)}, got {tuple(arg.shape)}")
 
-    function = Fused(expression, None, options, check)
+    made = Fused(expression, None, options, check)
 
     def load(builder):
         builders[:] = [builder]
-        function.compiler = Compiler(builder)
+        made.compiler = Compiler(builder)
         every = (*cases, bench[builder.device])
-        function.prepare([inputs(case, e.like(case.dtype)) for case in every])
-        return function
+        made.prepare([inputs(case, e.like(case.dtype)) for case in every])
+        return made
 
     return load
 
@@ -60,7 +60,7 @@ def launched(expression, case):
             kernel = address if kernel else 0
             compiler.launch([inputs], [outputs], kernel, printed.rows, printed.cols)
 
-        launch.writes = ("outputs",)
+        launch.writes = ("outputs",)  # type: ignore[attr-defined]  # read by the check
         return launch
 
     return load
@@ -96,7 +96,7 @@ class Recipe:
             op = draw.choice({"unary": UNARY, "binary": BINARY, "reduce": lazy.REDUCTIONS}[kind])
             recent = [draw.randrange(max(0, count + i - 3), count + i) for _ in range(2)]
             recent[1] = draw.choice([recent[1], draw.randrange(count + i)])
-            self.steps.append((op, *recent))
+            self.steps.append((op, recent[0], recent[1]))
         self.outputs = [count + len(self.steps) - 1, draw.randrange(count, count + len(self.steps))]
 
     def tensors(self, seed, device):

@@ -54,7 +54,7 @@ def ordered(outputs: list[Lazy]) -> list[Lazy]:
 
 def unique(outputs: list[Lazy]) -> list[Lazy]:
     """The graph with equal subexpressions as one node each; its new outputs."""
-    known: dict[tuple, Lazy] = {}
+    known: dict[tuple[object, ...], Lazy] = {}
     new: dict[Lazy, Lazy] = {}
     for node in ordered(outputs):
         if node.op == "leaf":

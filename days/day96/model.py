@@ -55,7 +55,7 @@ def normed(x, norm):
     return F.layer_norm(x, weight.shape, weight, bias)
 
 
-def layer_of(x, vectors, qkv, proj, fc, out, cache, positions):
+def layer_of(x, positions, vectors, qkv, proj, fc, out, cache):
     """One layer, of x (rows, C) at consecutive positions; cache (2, H, P, D) is filled."""
     heads, _, size = cache.shape[1:]
     norm1, qkv_bias, proj_bias, norm2, fc_bias, out_bias = parts_of(vectors)
@@ -104,7 +104,7 @@ def decode(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, position, 
     for at in range(position, position + steps):
         x = embedded(wte, wpe, token, at)
         for weights in zip(vectors, qkv, proj, fc, out, cache, strict=True):
-            x = layer_of(x, *weights, (at, at + 1))
+            x = layer_of(x, (at, at + 1), *weights)
         rows.append(logits_of(x, wte, last))
         token = best_of(rows[-1])
         tokens.append(token)
@@ -121,7 +121,7 @@ def prefilled(wte, wpe, vectors, last, qkv, proj, fc, out, cache, token, steps):
     for _ in range(steps):
         x = embedded(wte, wpe, tokens, 0)
         for weights in zip(vectors, qkv, proj, fc, out, cache, strict=True):
-            x = layer_of(x, *weights, (0, len(tokens)))
+            x = layer_of(x, (0, len(tokens)), *weights)
         logits = logits_of(x, wte, last)
         tokens = torch.cat([tokens, best_of(logits[-1:])])
     return tokens[1:], logits

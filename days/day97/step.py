@@ -55,7 +55,7 @@ class Layer(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.qkv, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
         self.up, self.down = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
-        self.activation = {"gelu": F.gelu, "relu": F.relu, "relu_": F.relu_}[way.activation]
+        self.activation = getattr(F, way.activation)
 
     def forward(self, x):
         batch, positions, channels = x.shape
@@ -135,10 +135,10 @@ class Step:
     events: (number, bytes), then (-number, bytes). categories: of each number. parts: the events
     with which the forward and the backward pass end."""
 
-    resident: list
-    events: list
-    categories: dict
-    parts: tuple
+    resident: list[tuple[int, str]]
+    events: list[tuple[int, int]]
+    categories: dict[int, str]
+    parts: tuple[int, int]
 
     def memory(self):
         """Bytes by category after each event."""
@@ -166,7 +166,10 @@ def record(way, layers, channels, words, positions, batch):
         model = GPT(layers, channels, words, positions, way)
         tokens = torch.zeros(batch, positions, dtype=torch.int64)
         # fused: no temporary tensors. foreach: one operator after the other on all parameters
-        optimizer = torch.optim.AdamW(model.parameters(), **{way.optimizer: True})
+        kind = way.optimizer
+        optimizer = torch.optim.AdamW(
+            model.parameters(), fused=kind == "fused", foreach=kind == "foreach"
+        )
         for _ in range(2):
             began = len(recorder.events)
             loss = model(tokens, tokens)

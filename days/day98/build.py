@@ -6,23 +6,27 @@ write are also for this version of PyTorch. A file is built again only after a c
 """
 
 import argparse
+import fcntl
 import io
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from common.base.cache import digest, keep_compilers_caches
+from common.base.argument_types import value
+from common.base.cache import keep_compilers_caches
 from common.base.compiling import BuildError
+from common.base.signals import noted_signals
 from common.base.toolchain import ToolchainError
 from common.build.library import operators_of, use_compilers
 from common.report.files import ResultsError, check_writable
-from days.day86.train import noted_signals
-from days.day86.training import CheckpointError, characters, read_checkpoint
-from days.day100.generate import default_model
+from days.day86.training import CheckpointError, characters, default_model, read_checkpoint
 
 from . import gpt
 from .made import missing_tool, operators_without_python, package_of, program_of, wheel_of
@@ -31,6 +35,7 @@ PROGRAM = "python -m days.day98.build"
 PACKAGE = "hundred_days_gpt"
 RUNS_PACKAGE = b"from . import main\n\nmain()\n"  # __main__.py
 MOST = 64  # sequences of a batch
+OUT = value(str, "the name of a folder", bool)
 
 
 # ---------------------------------------------------------------- arguments
@@ -41,11 +46,12 @@ def arguments(words):
     anything is compiled."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("--out", required=True, metavar="FOLDER", type=Path, help="where the files are written")
+    add("--out", required=True, metavar="FOLDER", type=OUT, help="where the files are written")
     add("--model", metavar="FILE", help="a file of day 86 (default: gpt.best.checkpoint here, else "
         "the small model of this repository)")  # fmt: skip
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where the model runs")
     options = parser.parse_args(words)
+    options.out = Path(options.out)
 
     def refuse(name, why):
         parser.error(f"argument --{name}: {why}")
@@ -57,17 +63,17 @@ def arguments(words):
         refuse("model", error)
     except OSError as error:
         refuse("model", f"{path}: {error.strerror}")
+    if plan.text:
+        refuse("model", f"{path}: expected a model of characters, got one of tokens")
     if plan.positions < 2:
         refuse("model", f"{path}: expected 2 or more positions, got {plan.positions}")
+    if os.path.exists(options.out) and not os.path.isdir(options.out):
+        refuse("out", f"expected a folder, got {options.out}, which is none")
     try:
-        if options.out.exists() and not options.out.is_dir():
-            refuse("out", f"expected a folder, got {options.out}, which is none")
         for name in ("gpt.pt2", "operators.so", "write"):
             check_writable(options.out / name, 4 * len(parts["weights"]))
     except ResultsError as error:
         refuse("out", error)
-    except OSError as error:
-        refuse("out", f"{options.out}: {error.strerror}")
     return options, plan, parts["weights"]
 
 
@@ -90,9 +96,9 @@ def built(plan, weights, device):
     gpt.register()
     metadata = {"positions": plan.positions, "words": sizes.words, "characters": vocabulary}
     metadata = {name: str(value) for name, value in metadata.items()}
-    parts = [str(torch.ops.day86.gpt_logits.default._schema), digest([weights.hex()])]
+    parts = [str(sizes), str(torch.ops.day86.gpt_logits.default._schema), weights]
     files = ["build.py", "gpt.py"]
-    package = package_of("gpt", lambda: export(model), device, metadata, files, str(sizes), *parts)
+    package = package_of("gpt", lambda: export(model), device, metadata, files, *parts)
     library = operators_without_python(86, device)
     program = program_of("write", device)
     saved = io.BytesIO()
@@ -102,13 +108,32 @@ def built(plan, weights, device):
     return [package, *sorted(library.parent.glob("*.so"), reverse=True), program, wheel]
 
 
+@contextmanager
+def locked(folder):
+    """Lock the folder for this process: two models must not be mixed."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def publish(files, folder):
-    """Copy the files into the folder, none or all of them."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as name:
-        copies = [Path(shutil.copy(file, name)) for file in files]
-        with noted_signals():
-            for copy in copies:
-                os.replace(copy, folder / copy.name)
+    """Copy the files into the folder, none or all of them. Raise ResultsError."""
+    for file in files:
+        check_writable(folder / file.name, file.stat().st_size)
+    try:
+        with (
+            locked(folder),
+            tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as name,
+        ):
+            copies = [Path(shutil.copy(file, name)) for file in files]
+            with noted_signals():
+                for copy in copies:
+                    os.replace(copy, folder / copy.name)
+    except OSError as error:
+        raise ResultsError(f"cannot write into {folder}: {error.strerror}") from None
 
 
 def print_commands(files, folder):
@@ -121,10 +146,10 @@ def print_commands(files, folder):
         for end in (".pt2", "operators.so", "write", ".whl")
     )
     print("without Python:")
-    print(f'  env -i {program} {package} {library} "ROMEO:" 200')
+    print(f"  {shlex.join(['env', '-i', *map(str, (program, package, library)), 'ROMEO:', '200'])}")
     print("in a Python that has PyTorch:")
-    print(f"  pip install {wheel}")
-    print(f'  python -m {PACKAGE} "ROMEO:" --tokens 200')
+    print(f"  {shlex.join(['pip', 'install', str(wheel)])}")
+    print(f"  python -m {PACKAGE} ROMEO: --tokens 200")
 
 
 # ---------------------------------------------------------------- the program
@@ -146,9 +171,9 @@ def main(words=None):
     options, plan, weights = arguments(words)
     try:
         run(options, plan, weights)
-    except (ToolchainError, BuildError) as error:
+    except (ToolchainError, BuildError, ResultsError) as error:
         sys.exit(str(error))
-    except (OSError, RuntimeError) as error:  # a full disk, a compiler that fails
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # a compiler that fails
         sys.exit(str(error).split("\n")[0])
     except KeyboardInterrupt:
         print(f"interrupted: nothing was written to {options.out}", file=sys.stderr)

@@ -192,8 +192,7 @@ def wheel_of(package, module, library, device, extra=None):
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     product = f"{package}-1.0-py3-none-{platform}.whl"
     files = ["made.py", "setup.py", module, *sorted(library.parent.glob("*.so"))]
-    words = [sys.version, *extra, *(digest([content.hex()]) for content in extra.values())]
-    made = entry(package, device, product, files, *words)
+    made = entry(package, device, product, files, sys.version, *extra, *extra.values())
 
     def make(directory):
         source = directory / "source"

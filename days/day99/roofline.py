@@ -1,11 +1,10 @@
 """All days on one roofline, from the stored results: which share of its limit each day reaches.
 
 A kernel that moves b bytes and does f operations takes at least the longer of b / bandwidth and
-f / peak rate. Which of the two it is depends on f / b, the arithmetic intensity. The runner stores
-the share of that limit with each time.
+f / peak rate. Which of the two it is depends on f / b, the arithmetic intensity. The bandwidth and
+the peak rates are the ceilings that day 50 has measured on the card.
 """
 
-import statistics
 from dataclasses import dataclass
 
 from common.base.outcome import RungOutcome, Timing
@@ -24,29 +23,25 @@ class Standing:
 
     day: int
     first: Timing
-    last: RungOutcome
+    best: RungOutcome
     share: float | None
 
     @property
     def in_l2(self):
-        return IN_L2 in self.last.timing.note
+        timing = self.best.timing
+        return timing is not None and IN_L2 in timing.note
 
 
-def ceilings(rungs):
-    """The card's ceilings by name, in GB/s or TFLOP/s: the medians of what the shares imply. Each
-    run has measured them anew, so they differ slightly."""
-    found = {}
-    for t in (rung.timing for rung in rungs):
-        reached = t.gbs if t.bound == "copy" else t.tflops
-        if t.share and reached:
-            found.setdefault(t.bound, []).append(reached / t.share)
-    return {name: statistics.median(values) for name, values in found.items()}
+def copy_rate(rungs):
+    """The card's copy in GB/s, which the shares imply; None without a share of it."""
+    timings = (rung.timing for rung in rungs)
+    return next((t.gbs / t.share for t in timings if t.share and t.bound == "copy"), None)
 
 
-def share_of(timing, known):
+def share_of(timing, copy):
     """The share of the limit that the intensity allows."""
-    if timing.share is None and IN_L2 in timing.note and "copy" in known:
-        return timing.gbs / known["copy"]
+    if timing.share is None and IN_L2 in timing.note and copy:
+        return timing.gbs / copy
     return timing.share
 
 
@@ -54,13 +49,13 @@ def standings(results):
     """The days of one card, the largest share first, those without a share last. results: what is
     stored of it, a Stored per day. Days without a time are left out."""
     timed = [(one, [rung for rung in one.rungs if rung.timing]) for one in results]
-    known = ceilings([rung for _, rungs in timed for rung in rungs])
+    copy = copy_rate([rung for _, rungs in timed for rung in rungs])
     found = []
     for one, rungs in timed:
         if not rungs:
             continue
-        first = next(rung for rung in rungs if rung.problem == one.last.problem)
-        found.append(Standing(one.day, first.timing, one.last, share_of(one.last.timing, known)))
+        first = next(rung for rung in rungs if rung.problem == one.best.problem)
+        found.append(Standing(one.day, first.timing, one.best, share_of(one.best.timing, copy)))
     return sorted(found, key=lambda each: (each.share is None, -(each.share or 0), each.day))
 
 
@@ -74,13 +69,13 @@ def by_card(stored):
 
 def cells(standing):
     """A line of the table."""
-    t = standing.last.timing
+    t = standing.best.timing
     intensity = f"{1e3 * t.tflops / t.gbs:.3g}" if t.gbs and t.tflops else ""
     limit = t.bound if t.share is not None else "L2" if standing.in_l2 else ""
     share = "" if standing.share is None else f"{standing.share:.0%}"
     speed = f"{t.pytorch_ms / t.ms:.2f}" if t.pytorch_ms else ""
-    met = {True: "met", False: "missed", None: ""}[standing.last.target_met]
-    name = standing.last.rung
+    met = {True: "met", False: "missed", None: ""}[standing.best.target_met]
+    name = standing.best.rung
     name = name if len(name) <= 32 else f"{name[:31]}…"
     return [f"{standing.day:>3} {name}", intensity, limit, share, f"{t.ms:.3g}", speed, met]
 
@@ -114,8 +109,8 @@ def show_all(stored):
             continue
         print_standings(name, found)
         picture = roofline(
-            [(each.day, each.last.timing) for each in found],
-            {each.day: each.first for each in found if each.first is not each.last.timing},
+            [(each.day, each.best.timing) for each in found],
+            {each.day: each.first for each in found if each.first is not each.best.timing},
         )
         if picture:
             plots[f"roofline-{name}.svg"] = picture + "\n"

@@ -17,7 +17,7 @@ import pytest
 from common.base import compiling, toolchain
 from common.base.days import Day, read_day
 from common.base.paths import ROOT
-from common.build import day_build, library, nvcc, own_way
+from common.build import custom_build, day_build, library, nvcc
 from common.cpu import backend as cpu
 from common.cpu import libraries
 from tests.progress import finish, run, wait_for
@@ -200,30 +200,30 @@ def test_a_library_of_a_day_s_own_making(day: Day) -> None:
     before = sorted(day.folder.iterdir())
     made: list[Path] = []
 
-    def make(site: own_way.Site) -> Path:
+    def make(site: custom_build.Site) -> Path:
         assert site.kernel.suffix == ".cpp" and "scale_kernel" in site.kernel.read_text()
         site.run(["sh", "-c", "$CXX -shared -fPIC $SOURCE -o made.so"], SOURCE="empty.cpp")
         made.append(site.directory / "made.so")
         return made[-1]
 
     for _ in range(2):
-        builder = own_way.Builder(todo)
+        builder = custom_build.Builder(todo)
         builder.library("day77_own", ["scale.cu", "scale.cuh", "empty.cpp"], make)
         assert builder.seconds is not None
     assert len(made) == 1 and not made[0].exists(), "moved to its place in the cache"
     assert sorted(day.folder.iterdir()) == before
 
-    def fail(site: own_way.Site) -> Path:
+    def fail(site: custom_build.Site) -> Path:
         site.run(["sh", "-c", "echo no such thing; exit 3"])
         raise AssertionError("a failing command went unnoticed")
 
     with pytest.raises(compiling.BuildError, match=r"echo no such thing(.|\n)*no such thing"):
-        own_way.Builder(todo).library("day77_fails", ["scale.cu", "scale.cuh"], fail)
+        custom_build.Builder(todo).library("day77_fails", ["scale.cu", "scale.cuh"], fail)
 
 
 def test_a_library_of_generated_text(day: Day) -> None:
     """Built once per text, for functions that ctypes calls; its errors are the compiler's."""
-    builder = own_way.Builder(library.plan(day, toolchain.detect("cpu")))
+    builder = custom_build.Builder(library.plan(day, toolchain.detect("cpu")))
     assert builder.text() == SOURCE
     text = """
 __global__ void set_kernel(int* to) { to[threadIdx.x] = FACTOR * threadIdx.x; }
@@ -245,21 +245,21 @@ extern "C" void set(int* to) { set_kernel<<<1, 4>>>(to); cudaDeviceSynchronize()
 def test_what_a_day_builds_itself_has_the_learner_s_file(
     day: Day, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under the name of the file that it replaces."""
+    """The learner's file has the name of the file that it replaces."""
     learners = day.folder.parent / "write.cu"
     learners.write_text(SOURCE + "int learners;\n")
     todo = library.plan(day.with_source(day.source, learners), toolchain.detect("cpu"))
     if device == "cuda":  # its compiler takes the file unchanged
-        monkeypatch.setattr(own_way.Builder, "_on_this_device", lambda _, file: file)
+        monkeypatch.setattr(custom_build.Builder, "_on_this_device", lambda _, file: file)
 
-    def make(site: own_way.Site) -> Path:
+    def make(site: custom_build.Site) -> Path:
         assert "int learners;" in (site.directory / "scale.cu").read_text()
         assert "int learners;" in site.kernel.read_text()
         assert not (site.directory / "write.cu").exists()
         site.run(["sh", "-c", "echo | $CXX -shared -fPIC -x c++ - -o made.so"])
         return site.directory / "made.so"
 
-    own_way.Builder(todo).library("day77_own", ["scale.cu", "scale.cuh"], make)
+    custom_build.Builder(todo).library("day77_own", ["scale.cu", "scale.cuh"], make)
 
 
 def wheel_toolkit() -> toolchain.Toolkit:
@@ -313,7 +313,7 @@ def test_compiles_and_links_with_the_wheels(day: Day, tmp_path: Path) -> None:
         "__global__ void k() {}\n"
         "int main() { int n; k<<<1, 1>>>(); return cudaRuntimeGetVersion(&n) != cudaSuccess; }\n"
     )
-    command = [toolkit.nvcc, program, "-o", tmp_path / "program", "-cudart=shared"]
+    command = [str(toolkit.nvcc), str(program), "-o", str(tmp_path / "program"), "-cudart=shared"]
     library = toolkit.home / "lib"  # libcudadevrt.a, which nvcc needs, has its plain name there
     command += ["-gencode=arch=compute_90a,code=sm_90a"]
     command += [f"-L{nvcc.link_directory(toolkit)}", f"-L{library}"]

@@ -4,7 +4,6 @@ accept the one that is right (cpu_kernels/launchers.cu)."""
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,8 +23,6 @@ ADD_ONE = Problem(
     rungs=(Rung("rung", "the test's own"),),
     cases=grid([(1,), (3, 31), (8, 64), (0, 4), (1000,)], ["float32"]),
 )
-# PyTorch's own operators do not wait for late streams, so launchers that call them are left out.
-WITH_LATE_STREAMS = ("right", "persistent", "forks_and_joins", "never_forks", "never_joins")
 ADD = Problem(
     name="add",
     inputs=lambda case, draw: (draw(*case.shape), draw(*case.shape)),
@@ -36,7 +33,7 @@ ADD = Problem(
 RIGHT = (
     *("right", "keeps_a_workspace", "shared_right", "dynamic_right", "aligned", "persistent"),
     *("persistent_tiles", "strides_along_y", "long_row_right", "pair_right"),
-    "forks_and_joins",
+    *("forks_and_joins", "through_a_clone", "restores_state"),
 )
 # Patterns that the failure's text must match.
 WRONG = {
@@ -54,6 +51,12 @@ WRONG = {
     "keeps_tensors": r"a leak: tensors of earlier calls are still held\n.*shape \(64,\)",
     "keeps_results": "a leak: tensors of earlier calls are still held",
     "never_frees": r"a leak: each call leaves memory allocated",
+    "keeps_events": "a leak: each call leaves streams or events\n.*1 more streams and events",
+    "keeps_files": "a leak: each call leaves files open\n.*1 more file descriptors",
+    "rounds_upward": "state of the process\n.*rounding mode: to nearest before .*, upward after it",
+    "flushes_denormals": "state of the process\n.*denormals: kept before .*, flushed to zero after",
+    "changes_directory": "state of the process\n.*working directory: /.+ before .*, / after it",
+    "sets_device": "state of the process\n.*current device: 0 was set, and not the one before",
     "writes_behind_its_own": "written right beyond the end of an allocation of 40 bytes\n"
     r".*in kernel add_one, launched at .*launchers\.cu:\d+",
     "shared_beyond": r"out of bounds: block \(0,0,0\) wrote 4 bytes: 4 bytes beyond the end of "
@@ -78,7 +81,6 @@ def check(libraries: Libraries, cpu_runtime: backend.Runtime) -> Any:
     def check(name: str) -> CheckResult:
         rung, call = Rung(name, "the test's own"), getattr(operators, name)
         problem = ADD if name.startswith("pair") else ADD_ONE
-        problem = replace(problem, several_streams=name in WITH_LATE_STREAMS)
         result = check_rung(problem, rung, call, device)
         return result if result.failure else check_bad_input(problem, rung, call, device)
 

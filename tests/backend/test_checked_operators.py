@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def operators(tmp_path_factory: pytest.TempPathFactory) -> object:
     return torch.ops.check_test
 
 
-def test_operators_of_the_stable_abi(operators: object) -> None:
+def test_operators_of_the_stable_abi(operators: Any) -> None:
     problem = softmax_problem(
         reference=lambda x: x + 1, cases=grid([(1,), (33,), (5, 7), (0,)], ["float32"])
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import run_day as script
+from common.base.options import RunOptions
 from common.base.paths import ROOT
 from common.run import command
 from tests.command_line import FIXTURE_DAYS, CommandLine
@@ -121,7 +122,7 @@ def test_a_path_of_a_swap_counts_from_the_current_folder(
     monkeypatch.chdir(tmp_path / "day01")
     taken: list[command.Selection] = []
 
-    def run(options: command.Options, selection: command.Selection, report: object) -> int:
+    def run(options: RunOptions, selection: command.Selection, report: object) -> int:
         assert options.swap == (tmp_path / "day01" / "twice.cu", tmp_path / "day01/../mine.cu")
         taken.append(selection)
         return 0

@@ -23,7 +23,10 @@ def _down(estimate: float, dtype: type, at_most: Callable[[Fraction], bool]) -> 
 
 
 def _roundings(
-    estimate: float, dtype: type, at_most: Callable[[Fraction], bool], exact: bool
+    estimate: float,
+    dtype: type,
+    at_most: Callable[[Fraction], bool],
+    exact: Callable[[Fraction], bool],
 ) -> list[np.floating]:
     """Return the exact value towards zero, down and up; `exact(r)`: r is the value itself."""
     down = _down(estimate, dtype, at_most)
@@ -53,7 +56,7 @@ def test_every_rounding_is_exact(call: Call, dtype: torch.dtype) -> None:
         x, y, z = (Fraction(t[i].item()) for t in (a, b, c))
         if dtype == torch.float32:
             whole = int(kind(a[i].item()) * kind(1e15))
-            converted = [
+            converted: list[int | Fraction] = [
                 (whole + 2**31) % 2**32 - 2**31, whole % 2**32, whole, whole % 2**64,
                 Fraction(float(x) * float(y)),
             ]  # fmt: skip

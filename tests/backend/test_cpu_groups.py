@@ -3,7 +3,7 @@
 Sums of floats are expected in the order in which NVIDIA's header adds, bit for bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ def _values() -> torch.Tensor:
 # ---------------------------------------------------------------- sums of a group
 
 
-def _butterfly(values: list, op: Callable) -> list:
+def _butterfly(values: list[Any], op: Callable[[Any, Any], Any]) -> list[Any]:
     bit = len(values) // 2
     while bit:
         values = [op(values[i], values[i ^ bit]) for i in range(len(values))]
@@ -32,7 +32,7 @@ def _butterfly(values: list, op: Callable) -> list:
     return values
 
 
-def _scan(values: list, op: Callable) -> list:
+def _scan(values: list[Any], op: Callable[[Any, Any], Any]) -> list[Any]:
     distance = 1
     while distance < len(values):
         values = [op(v, values[i - distance]) if i >= distance else v for i, v in enumerate(values)]
@@ -40,14 +40,14 @@ def _scan(values: list, op: Callable) -> list:
     return values
 
 
-def _sum_of_group(values: list) -> list:
+def _sum_of_group(values: list[np.float32]) -> list[np.float32]:
     add = np.float32.__add__
     if len(values) == 32:
         return _butterfly(values, add)
     return [_scan(values, add)[-1]] * len(values)
 
 
-def _bits(flags: list) -> int:
+def _bits(flags: Iterable[object]) -> int:
     return sum(1 << i for i, flag in enumerate(flags) if flag)
 
 
@@ -80,7 +80,7 @@ def test_tiles(call: Call, size: int) -> None:
         best = _butterfly(
             [(a, start + r) for r, a in enumerate(v)], lambda a, b: b if a[0] < b[0] else a
         )
-        want[:, start : start + size] = [
+        rows: list[Any] = [
             [v[1 % size]] * size,
             [v[max(r - 1, 0)] if r else v[0] for r in ranks],
             [v[r + 2] if r + 2 < size else v[r] for r in ranks],
@@ -104,6 +104,7 @@ def test_tiles(call: Call, size: int) -> None:
             np.maximum.accumulate(v),
             [i[0] + 1] * size,
         ]
+        want[:, start : start + size] = rows
     for row in range(22):
         np.testing.assert_array_equal(got[row].numpy(), want[row], f"row {row}")
 
@@ -220,13 +221,14 @@ def test_copies_of_bytes(call: Call, n: int, offset: int) -> None:
 # ---------------------------------------------------------------- tiles of several warps
 
 
-def _wide_scan(values: list) -> tuple[list, list]:
+def _wide_scan(values: list[np.float32]) -> tuple[list[np.float32], list[np.float32]]:
     """Return inclusive and exclusive sums in NVIDIA's order: each warp, then the sums of the
     warps."""
     add = np.float32.__add__
     warps = [_scan(values[start : start + 32], add) for start in range(0, len(values), 32)]
     sums = _scan([warp[-1] for warp in warps], add)
-    inclusive, exclusive = [], []
+    inclusive: list[np.float32] = []
+    exclusive: list[np.float32] = []
     for number, warp in enumerate(warps):
         before = sums[number - 1] if number else np.float32(0)
         inclusive += [add(v, before) if number else v for v in warp]
@@ -235,7 +237,7 @@ def _wide_scan(values: list) -> tuple[list, list]:
     return inclusive, exclusive
 
 
-def _wide_sum(values: list) -> np.float32:
+def _wide_sum(values: list[np.float32]) -> Any:
     add = np.float32.__add__
     if len(values) <= 32:
         return _butterfly(values, add)[0]

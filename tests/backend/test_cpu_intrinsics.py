@@ -61,8 +61,8 @@ def test_no_device_function_of_cuda_is_forgotten(tmp_path: Path) -> None:
     command = [compiler, "-fsyntax-only", *backend.cflags(include, compiler), str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines_in_error = {int(n) for n in re.findall(r"names\.cpp:(\d+):\d+: error", done.stderr)}
-    text = source.read_text().splitlines()
-    missing = {text[n - 1].removeprefix("using ::").removesuffix(";") for n in lines_in_error}
+    written = source.read_text().splitlines()
+    missing = {written[n - 1].removeprefix("using ::").removesuffix(";") for n in lines_in_error}
     assert missing == MISSING, (sorted(missing - MISSING), sorted(MISSING - missing))
 
 

@@ -139,7 +139,7 @@ def test_it_is_built_again_when_a_header_changes_and_only_then(tmp_path: Path) -
     source = tmp_path / "hello.cu"
     source.write_text(HELLO)
     environment = {"HUNDRED_DAYS_CACHE": os.environ.get("HUNDRED_DAYS_CACHE", "")}
-    words = [source, "-I", tmp_path / "include", "-D", "MORE=40"]
+    words: list[str | Path] = [source, "-I", tmp_path / "include", "-D", "MORE=40"]
     for part in (1, 2):
         header.write_text(f"#pragma once\nconstexpr int PART = MORE + {part};\n")
         done = _run(*words, **environment)
@@ -484,7 +484,8 @@ def test_spellings_that_nvcc_takes(tmp_path: Path) -> None:
     (tmp_path / "include" / "part.cuh").write_text(SPELLED_HEADER)
     (tmp_path / "main.cu").write_text(SPELLINGS, encoding="latin-1")
     (tmp_path / "more.cpp").write_text("int helper(int x) {\n#ifdef _OPENMP\nreturn x;\n#endif\n}")
-    words = [tmp_path / "main.cu", tmp_path / "more.cpp", "-I", tmp_path / "include", "-DSHIFT=100"]
+    words: list[str | Path] = [tmp_path / "main.cu", tmp_path / "more.cpp"]
+    words += ["-I", tmp_path / "include", "-DSHIFT=100"]
     done = _run(*words, "-Xcompiler", "-fopenmp", "-std=c++17", "-L", tmp_path)
     assert (done.stdout, done.stderr) == ("1 0 0\n1 1 8  107 100 0 2 invalid argument\n", "")
 

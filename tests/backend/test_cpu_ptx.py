@@ -150,7 +150,10 @@ def test_mma_of_infinities_and_nan(call: Call, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("sums", [torch.float32, torch.half], ids=str)
 @pytest.mark.parametrize("dtypes", [(torch.half, torch.half), *FP8], ids=str)
 def test_mma_of_small_integers_with_either_sum(
-    call: Call, generator: torch.Generator, dtypes: tuple, sums: torch.dtype
+    call: Call,
+    generator: torch.Generator,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    sums: torch.dtype,
 ) -> None:
     _needs_fp8()
     k = _depth(dtypes[0])
@@ -166,7 +169,10 @@ def test_mma_of_small_integers_with_either_sum(
 @pytest.mark.parametrize("sums", [torch.float32, torch.half], ids=str)
 @pytest.mark.parametrize("dtypes", [(torch.half, torch.half), *FP8], ids=str)
 def test_mma_of_floats_with_either_sum(
-    call: Call, generator: torch.Generator, dtypes: tuple, sums: torch.dtype
+    call: Call,
+    generator: torch.Generator,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    sums: torch.dtype,
 ) -> None:
     _needs_fp8()
     k = _depth(dtypes[0])
@@ -270,8 +276,9 @@ def test_integers(call: Call, generator: torch.Generator) -> None:
     apart = signed.astype(np.int64).reshape(3, 16, 2).sum(1)  # of the even and the odd lanes
     assert (got[8] == np.tile(apart[:, None], (1, 16, 1)).reshape(-1).astype(np.int32)).all()
     other = v.reshape(-1, 2)[:, ::-1].reshape(-1).copy()
-    for row, (a, b) in enumerate([(np.int8, np.int8), (np.uint8, np.uint8), (np.uint8, np.int8)]):
-        want = (_bytes(v, a) * _bytes(other, b)).sum(1) + v
+    kinds = [(np.int8, np.int8), (np.uint8, np.uint8), (np.uint8, np.int8)]
+    for row, (left, right) in enumerate(kinds):
+        want = (_bytes(v, left) * _bytes(other, right)).sum(1) + v
         assert (got[9 + row] == want.astype(np.int32)).all(), row
     lane = np.arange(v.size, dtype=np.uint32) % 32
     a, b, c = v.view(np.uint32), other.view(np.uint32), np.uint32(0x0FF0F0F1) * (lane + 1)

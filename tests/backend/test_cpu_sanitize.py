@@ -275,6 +275,7 @@ ROWS = {
     "addresses": r"twice_beyond: .*4 bytes beyond the end of argument x \(float32, ",
     "locals": r"twice_unset: .*\(only where local variables begin with a pattern",
     "races": r"twice_race: race on .*row",
+    "unwritten": r"twice_unwritten: .*reads .*least.*, which nothing has written",
 }
 
 
@@ -295,4 +296,6 @@ def test_the_command_finds_each_fault() -> None:
     assert re.search(rf" waits FAIL .*?{early} __syncthreads at .*? addresses ", text), shown
     mask = "twice_mask: 1 float32: __shfl_sync: the mask 0xffffffff names lanes 1 to 31, which"
     assert re.search(rf" waits FAIL .*?{mask} returned and never made.*? addresses ", text), shown
+    fresh = r"twice_fresh: .*? reads index 0 of the output .*?, which nothing has written"
+    assert re.search(rf" unwritten FAIL .*?{fresh}", text), shown
     assert not run.alive()

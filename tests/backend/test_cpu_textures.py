@@ -99,7 +99,7 @@ def _pair(x: int, y: int) -> tuple[float, float]:
 @pytest.mark.parametrize("resource", [ARRAY, PITCH_2D])
 @pytest.mark.parametrize("filtered", [POINT, LINEAR])
 def test_two_dimensions(filtered: int, resource: int) -> None:
-    expected = []
+    expected: list[float] = []
     for x, y in [(0.5, 0.5), (2.5, 1.5), (1.75, 2.25), (-1, 2.625), (4.75, 0.25), (3, 9)]:
         if filtered == POINT:
             expected += _pair(math.floor(x), math.floor(y))

@@ -20,7 +20,7 @@ import pytest
 
 from common.base import compiling, toolchain
 from common.base.cache import Entry, cached, digest
-from common.base.outcome import FAIL, PASS, RungOutcome
+from common.base.outcome import FAIL, PASS, RungOutcome, Status
 from common.base.paths import ROOT
 from common.cpu import backend, findings
 from common.cpu import libraries as shared
@@ -321,7 +321,7 @@ RACE = findings.Finding("race", "k", "a.cu:9", "x", ACCESS, replace(ACCESS, acce
 UNWRITTEN = findings.Finding("unwritten", "k", "a.cu:9", "row", ACCESS, ACCESS)
 
 
-def judged(listed: list[findings.Finding], status: str) -> RungOutcome:
+def judged(listed: list[findings.Finding], status: Status) -> RungOutcome:
     """Return the outcome of a rung with this status and these findings."""
     found = findings.Trace(listed, [], ["a remark"])
     run: Any = SimpleNamespace(backend=SimpleNamespace(take_trace=lambda: found))
@@ -344,10 +344,10 @@ def test_a_race_fails_a_rung_with_right_results() -> None:
     ]
 
 
-def test_an_unwritten_read_is_remarked_where_results_are_right() -> None:
+def test_an_unwritten_read_fails_a_rung_with_right_results() -> None:
     outcome = judged([UNWRITTEN], PASS)
-    assert outcome.status == PASS
-    assert outcome.remarks[1].startswith("a.cu:3 reads row, which nothing has written")
+    assert outcome.status == FAIL
+    assert outcome.reason.startswith(f"{worker.ACCESSES_FOUND} a.cu:3 reads row, which nothing has")
 
 
 def test_an_unwritten_read_explains_wrong_results() -> None:

@@ -56,7 +56,7 @@ def _product(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(str(x)[-8:] for x in c))
-def test_products(call: Call, case: tuple) -> None:
+def test_products(call: Call, case: tuple[Any, ...]) -> None:
     dtype, c_type, d_type, shape = case
     m, n, k = SHAPES[shape]
     if dtype == FLOAT:

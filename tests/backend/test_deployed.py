@@ -1,7 +1,10 @@
 """Day 98 leaves a model, a program in C++ and a wheel in a folder: each writes the same text."""
 
+import errno
 import importlib
 import importlib.metadata
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,10 +124,12 @@ def test_bad_arguments_are_named_before_anything_is_built(
     monkeypatch.setattr(build, "operators_of", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("text")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "damaged").write_bytes(model.read_bytes()[:-1])
     (tmp_path / "busy" / "write").mkdir(parents=True)
     for words, text in (
         (f"--model {model}", "the following arguments are required: --out"),
+        (f"--out= --model {model}", "--out: expected the name of a folder, got ''"),
         (f"--out text --model {model}", "--out: expected a folder, got text, which is none"),
         (
             f"--out text/dist --model {model}",
@@ -132,7 +137,9 @@ def test_bad_arguments_are_named_before_anything_is_built(
         ),
         (f"--out busy --model {model}", "--out: cannot write busy/write: Is a directory"),
         ("--out dist --model none", "--model: none: No such file or directory"),
-        ("--out dist --model .", "--model: .: Is a directory"),
+        ("--out dist --model .", "--model: expected a checkpoint, got ., which is no file"),
+        ("--out dist --model pipe", "--model: expected a checkpoint, got pipe, which is no file"),
+        (f"--model {model} --out {'x' * 300}", "File name too long"),
         ("--out dist --model text", "--model: text: is no checkpoint of day 86"),
         ("--out dist --model damaged", "--model: damaged: is damaged"),
         (f"--out dist --model {model} --device tpu", "--device: invalid choice: 'tpu'"),
@@ -157,6 +164,52 @@ def test_a_tool_that_is_missing_is_named(
     with pytest.raises(SystemExit) as ended:
         build.main(["--out", str(tmp_path), "--model", str(model)])
     assert str(ended.value.code).startswith("the wheel needs setuptools")
+
+
+def test_a_build_that_cannot_be_written_leaves_the_folder_as_it_was(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder in the place of the last file; a disk that is full at the second one."""
+    out, new = tmp_path / "out", tmp_path / "new"
+    out.mkdir()
+    new.mkdir()
+    files = [new / name for name in ("gpt.pt2", "a.whl")]
+    for file in files:
+        file.write_text("new")
+    (out / "gpt.pt2").write_text("old")
+    (out / "a.whl").mkdir()
+    monkeypatch.setattr(build, "run", lambda options, *_: build.publish(files, options.out))
+    copy = build.shutil.copy
+
+    def full(source: Path, to: str) -> str:
+        if source == files[1]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return str(copy(source, to))
+
+    def refusal() -> str:
+        with pytest.raises(SystemExit) as ended:
+            build.main(["--out", str(out), "--model", str(model)])
+        assert (out / "gpt.pt2").read_text() == "old" and len(list(out.iterdir())) == 2
+        return str(ended.value.code)
+
+    assert refusal() == f"cannot write {out / 'a.whl'}: Is a directory"
+    (out / "a.whl").rmdir()
+    (out / "a.whl").write_text("old")
+    monkeypatch.setattr(build.shutil, "copy", full)
+    assert refusal() == f"cannot write into {out}: No space left on device"
+
+
+def test_printed_commands_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "the größte folder's name"
+    folder.mkdir()
+    files = [folder / name for name in ("gpt.pt2", "operators.so", "write", "a.whl")]
+    for file in files:
+        file.write_text("")
+    build.print_commands(files, folder)
+    lines = capsys.readouterr().out.splitlines()
+    command = next(shlex.split(line) for line in lines if "env -i" in line)
+    assert command[:3] == ["env", "-i", str(folder / "write")]
+    assert ["pip", "install", str(folder / "a.whl")] in map(shlex.split, lines[4:])
 
 
 def test_an_interrupted_build_leaves_the_folder_as_it_was(

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from common.base import toolchain
+from common.base.options import RunOptions
 from common.base.paths import DAYS, ROOT
-from common.practice.mutants.campaign import Choice
-from common.run import doctor, driver, mutate
+from common.mutants.campaign import Choice
+from common.run import direct_run, doctor, mutate
 from common.run.doctor import BAD, OK, WARN, Finding
 from tests.command_line import FIXTURE_DAYS, CommandLine
 
@@ -129,10 +130,10 @@ def test_mutants_and_a_driver_with_an_unfit_compiler_say_so_too(
     monkeypatch.setenv("CXX", str(static))
     toolchain.detect.cache_clear()
     monkeypatch.setattr(mutate._Run, "run", lambda *_: [])
-    mutate.run(mutate.MutantOptions(("1",), Choice(), days=FIXTURE_DAYS))
-    monkeypatch.setattr(driver.library, "plan", lambda *_: 1 / 0)
+    mutate.run(RunOptions(("1",), days=FIXTURE_DAYS), Choice())
+    monkeypatch.setattr(direct_run.library, "plan", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        driver._run(FIXTURE_DAYS / "day01", "cpu")
+        direct_run.run(FIXTURE_DAYS / "day01", "cpu")
     toolchain.detect.cache_clear()
     assert capsys.readouterr().out.count(f"note: CXX={static} links a C++ runtime") == 2
 

@@ -16,8 +16,8 @@ from common.base.days import read_day
 from common.base.paths import ROOT
 from common.base.toolchain import detect
 from common.base.verdict import Verdict
-from common.practice.mutants.campaign import Campaign, Choice, DayReport, _DayCampaign
-from common.practice.mutants.ledger import Ledger
+from common.mutants.campaign import Campaign, Choice, DayReport, _DayCampaign
+from common.mutants.known_verdicts import KnownVerdicts
 from tests.command_line import CommandLine
 from tests.progress import finish, wait_for
 
@@ -203,14 +203,14 @@ def test_what_is_known_is_reported_before_others_are_tried(
 ) -> None:
     """Otherwise an interrupted run would not report it."""
     forgotten = header.verdicts[0]
-    known = Ledger.verdict
+    known = KnownVerdicts.verdict
     reported: list[list[str]] = []
 
-    def verdict(ledger: Ledger, key: str) -> Verdict | None:
+    def verdict(ledger: KnownVerdicts, key: str) -> Verdict | None:
         found = known(ledger, key)
         return None if found and found.identity == forgotten.identity else found
 
-    monkeypatch.setattr(Ledger, "verdict", verdict)
+    monkeypatch.setattr(KnownVerdicts, "verdict", verdict)
     monkeypatch.setattr(_DayCampaign, "_try_with_enough", lambda *_: replace(forgotten))
     of_the_header(tmp_path, Choice(), lambda r: reported.append([v.identity for v in r.verdicts]))
     assert reported[-1] == [v.identity for v in header.verdicts]

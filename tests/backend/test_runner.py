@@ -163,12 +163,12 @@ def children(pid: int) -> list[int]:
     return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("who", ["kept", "keeper"])
+@pytest.mark.parametrize("who", ["supervised", "supervisor"])
 def test_a_killed_run_leaves_nothing(run_day: CommandLine, who: str) -> None:
     """Not even processes that a day has started in another session."""
     process = run_day.start("5", "--no-bench")
     wait_for(lambda: sum(SLEEPER in line for line in run_day.alive()) == 2, process)
-    os.kill(process.pid if who == "keeper" else children(process.pid)[0], signal.SIGKILL)
+    os.kill(process.pid if who == "supervisor" else children(process.pid)[0], signal.SIGKILL)
     process.wait()
     assert process.returncode == -signal.SIGKILL
     wait_for(lambda: run_day.alive() == [])

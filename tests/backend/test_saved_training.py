@@ -1,18 +1,22 @@
 """A training program: it can be interrupted and continued, keeps its best model, and refuses bad
 input."""
 
+import hashlib
 import importlib
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.base.paths import ROOT
+from common.build.library import operators_of
 from common.report import files
 from tests import progress
 
@@ -90,7 +94,10 @@ def test_a_process_is_interrupted_without_a_traceback(tmp_path: Path) -> None:
     words = [*TINY, "--save", path, "--steps", 10**6]
     process = subprocess.Popen(
         [sys.executable, "-m", "days.day86.train", *map(str, words)],
-        **{"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE},
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     first, _step = process.stdout.readline(), process.stdout.readline()
@@ -113,12 +120,15 @@ def test_the_best_model_is_kept_and_writes_the_sample(
 ) -> None:
     losses = {4: 3.0, 8: 2.0, 12: 2.5}
     sampled = []
+
+    def sample(self: Any, *_: object) -> str:
+        sampled.append(self.steps_done)
+        return "text"
+
     monkeypatch.setattr(
         training.Training, "held_back_loss", lambda self, _batches: losses[self.steps_done]
     )
-    monkeypatch.setattr(
-        training.Training, "sample", lambda self, *_: sampled.append(self.steps_done) or "text"
-    )
+    monkeypatch.setattr(training.Training, "sample", sample)
     path = tmp_path / "gpt.checkpoint"
     assert run(*TINY, "--save", path, "--sample") == 0
     best = tmp_path / "gpt.best.checkpoint"
@@ -131,7 +141,7 @@ def test_a_full_disk_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "gpt.checkpoint"
-    full = []
+    full: list[bool] = []
 
     def save(self: Any, file: Path) -> None:
         if full or self.steps_done == 8:
@@ -149,11 +159,52 @@ def test_a_full_disk_ends_no_training(
     )
 
 
+def test_a_file_belongs_to_one_training_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "gpt.checkpoint"
+    for taken in (path, train.best_beside(path)):
+        with train.locked([taken]):
+            words = [sys.executable, "-m", "days.day86.train", *TINY, "--save", path]
+            second = progress.run([str(word) for word in words], cwd=ROOT)
+        assert second.returncode == 1
+        assert second.stderr == f"{taken}: another process trains into this file\n"
+    assert not list(tmp_path.iterdir())
+    with train.locked([path]), train.locked([tmp_path / "another"]):
+        pass
+
+
 def test_what_is_not_finite_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gpt.checkpoint"
     monkeypatch.setattr(training.Training, "run", lambda *_: [(1, float("nan"))])
     assert "the loss of step 1 is nan" in str(run(*TINY, "--save", path))
     assert not path.exists()
+
+
+def changed(path: Path, to: Path, plan: Mapping[str, object], first: bytes = b"") -> Path:
+    """Return `to`, a copy of a file of weights with another plan and other first bytes."""
+    magic, _, header, payload = path.read_bytes().split(b"\n", 3)
+    described = json.loads(header)
+    described["plan"] |= plan
+    content = json.dumps(described).encode() + b"\n" + first + payload[len(first) :]
+    checksum = hashlib.sha256(content).hexdigest().encode()
+    to.write_bytes(b"\n".join((magic, checksum, content)))
+    return to
+
+
+def test_weights_that_do_not_fit_are_refused(whole: Path, tmp_path: Path) -> None:
+    training.Training.resume(whole, operators_of(86, "cpu")[0], torch.device("cpu")).save(
+        tmp_path / "good", ("weights",)
+    )
+    infinite = torch.tensor([torch.inf]).bfloat16().view(torch.uint8).numpy().tobytes()
+    for plan, first, text in (
+        ({}, infinite, "its weights are not finite numbers"),
+        ({"layers": 2}, b"", "its plan does not belong to its weights"),
+        ({"layers": "two"}, b"", "is no checkpoint of day 86"),
+        ({"heads": 0}, b"", "is no checkpoint of day 86|does not belong"),
+        ({"colour": 1}, b"", "is no checkpoint of day 86"),
+    ):
+        bad = changed(tmp_path / "good", tmp_path / "bad", plan, first)
+        with pytest.raises(training.CheckpointError, match=text):
+            training.read_checkpoint(bad, ("weights",))
 
 
 def test_bad_arguments_are_named_before_anything_is_built(
@@ -164,14 +215,20 @@ def test_bad_arguments_are_named_before_anything_is_built(
 ) -> None:
     monkeypatch.setattr(train, "operators_of", None)
     (tmp_path / "file").write_text("text")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(whole)
     for words, text in (
-        ("--steps 0", "--steps: expected 1 to 10000000, got 0"),
-        ("--heads 17", "--heads: expected 1 to 16, got 17"),
-        ("--rate nan", "--rate: expected a number between 0 and 1, got nan"),
+        ("--steps 0", "--steps: expected 1 to 10000000, got '0'"),
+        ("--heads 17", "--heads: expected 1 to 16, got '17'"),
+        ("--rate nan", "--rate: expected a number between 0 and 1, got 'nan'"),
         ("--steps 5 --until 6", "--until: expected a step from 1 to --steps, 5, got 6"),
         ("--prompt a", "--prompt: does nothing without --sample"),
+        ("--rate 0.5 --decay 2", "--decay: times --rate, expected a number below 1, got 2.0"),
+        ("--weights ./gpt.checkpoint", "--weights: the training itself has gpt.checkpoint"),
+        (f"--weights {tmp_path}/gpt.best.checkpoint", "--weights: the training itself has"),
+        (f"--resume {whole} --weights link", "--weights: the training itself has link"),
         ("--sample --prompt é", "--prompt: 'é' is no character of the text"),
-        ("--save-every 0", "--save-every: expected 1 or more, got 0"),
+        ("--save-every 0", "--save-every: expected 1 or more, got '0'"),
         ("--save file/x", "--save: cannot write file/x: File exists"),
         ("--save .", "--save: expected the name of a file, got '.'"),
         (f"--save {whole}", f"--save: {whole} is there already"),
@@ -179,6 +236,8 @@ def test_bad_arguments_are_named_before_anything_is_built(
         (f"--resume {whole} --save file", "--save: file is there already"),
         (f"--resume {train.best_beside(whole)}", "is the best model so far, and stays"),
         ("--resume .", "--resume: expected a checkpoint, got ., which is no file"),
+        ("--resume pipe", "--resume: expected a checkpoint, got pipe, which is no file"),
+        (f"--resume {'x' * 300}", "File name too long"),
         ("--resume none", "--resume: none: No such file or directory"),
         ("--resume file", "--resume: file: is no checkpoint of day 86"),
         (f"--resume {whole} --rate 0.5", "--rate: the checkpoint was trained with 0.001, got 0.5"),

@@ -73,7 +73,8 @@ def test_there_are_days_in_triton() -> None:
 
 @pytest.mark.parametrize("day", IN_TRITON, ids=lambda day: day.name)
 def test_bad_input_needs_no_kernel_of_its_own(day: Day) -> None:
-    built, needed = {}, {}
+    built: dict[Any, Any] = {}
+    needed: dict[Any, Any] = {}
     with compiling_for(ARCH):
         for problem, rung, call in rungs_of(day):
             built |= launched(problem, call, cases_of(problem, rung))

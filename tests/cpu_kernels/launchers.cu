@@ -1,8 +1,13 @@
 // Launchers that do y = x + 1, each wrong in one way that its result does not show on most inputs,
 // for test_checked_launchers.py. `right` is the twin of them all.
 #include <algorithm>
+#include <cfenv>
 #include <map>
 #include <vector>
+
+#include <fcntl.h>
+#include <immintrin.h>
+#include <unistd.h>
 
 #include "common/cuda/binding.cuh"
 #include "common/cuda/capability.cuh"
@@ -134,6 +139,13 @@ Tensor kept_by_address(const Tensor& x) {
   return y;
 }
 
+// PyTorch's copy comes after the work before it in the current stream, and before the kernel.
+Tensor through_a_clone(const Tensor& x) {
+  const DeviceGuard guard(x);
+  Tensor y = right(torch::stable::clone(x));
+  return torch::stable::clone(y);
+}
+
 Tensor by_pytorch(const Tensor& x) {
   Tensor y = checked(x);
   const DeviceGuard guard(x);
@@ -204,6 +216,52 @@ Tensor keeps_a_workspace(const Tensor& x) {
   }();
   STD_TORCH_CHECK(memory, "x: no workspace");
   return right(x);
+}
+
+Tensor keeps_events(const Tensor& x) {
+  const DeviceGuard guard(x);
+  cudaEvent_t event = nullptr;
+  check_cuda(cudaEventCreate(&event), "cudaEventCreate");
+  return right(x);
+}
+
+Tensor keeps_files(const Tensor& x) {
+  STD_TORCH_CHECK(open("/dev/null", O_RDONLY) >= 0, "x: no file can be opened");
+  return right(x);
+}
+
+// ---------------------------------------------------------------- state of the process
+
+Tensor rounds_upward(const Tensor& x) {
+  std::fesetround(FE_UPWARD);
+  return right(x);
+}
+
+Tensor flushes_denormals(const Tensor& x) {
+  _mm_setcsr(_mm_getcsr() | 0x8040);
+  return right(x);
+}
+
+Tensor changes_directory(const Tensor& x) {
+  STD_TORCH_CHECK(chdir("/") == 0, "x: no directory /");
+  return right(x);
+}
+
+// On the device of x, and it stays there.
+Tensor sets_device(const Tensor& x) {
+  Tensor y = checked(x);
+  check_cuda(cudaSetDevice(device_index(x)), "cudaSetDevice");
+  launch(x, y, current_stream(x));
+  return y;
+}
+
+// The same, but all is as before afterwards.
+Tensor restores_state(const Tensor& x) {
+  const int before = std::fegetround();
+  std::fesetround(FE_UPWARD);
+  Tensor y = right(x);
+  std::fesetround(before);
+  return y;
 }
 
 // ---------------------------------------------------------------- shared memory
@@ -455,10 +513,18 @@ LAUNCHER(on_the_host);
 LAUNCHER(host_looks);
 LAUNCHER(kept_by_address);
 LAUNCHER(by_pytorch);
+LAUNCHER(through_a_clone);
 LAUNCHER(writes_input);
 LAUNCHER(keeps_tensors);
 LAUNCHER(keeps_results);
 LAUNCHER(never_frees);
+LAUNCHER(keeps_events);
+LAUNCHER(keeps_files);
+LAUNCHER(rounds_upward);
+LAUNCHER(flushes_denormals);
+LAUNCHER(changes_directory);
+LAUNCHER(sets_device);
+LAUNCHER(restores_state);
 LAUNCHER(writes_behind_its_own);
 LAUNCHER(keeps_a_workspace);
 LAUNCHER(shared_right);

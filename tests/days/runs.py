@@ -20,9 +20,9 @@ from typing import Any
 
 from common.base.days import Day, load_lesson
 from common.base.paths import ROOT
+from common.mutants.outline import trimmed
 from common.practice.challenge import write_challenge
-from common.practice.exercise import linked_for
-from common.practice.mutants.outline import trimmed
+from common.practice.steps import linked_for
 from tests.progress import finish
 
 Outcomes = dict[int, dict[str, Any]]  # by the day's number

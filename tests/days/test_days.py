@@ -194,7 +194,7 @@ def _stripped(text: str) -> str:
 
 @every_day
 def test_readme_takes_an_evening(day: Day) -> None:
-    """Without the parts that the runner generates."""
+    """Count the lines without the parts that the runner generates."""
     own = GENERATED.sub("", readme(day))
     assert len(own.splitlines()) <= MOST_LINES, "choose what the reader needs tonight"
 

@@ -16,8 +16,8 @@ from common.base.day_files import Step
 from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.practice.challenge import write_challenge
-from common.practice.natural import natural_text
-from common.practice.planted import ENOUGH, candidates
+from common.practice.debug import ENOUGH, candidates
+from common.practice.planted_text import planted_text
 from common.report.stored import read_scores
 from tests import progress
 
@@ -42,7 +42,7 @@ def test_there_are_enough_changes_to_plant(day: Day) -> None:
     assert len({mutant.identity for mutant in fit}) == len(fit)
     needed = LEAST if known and known.complete else ENOUGH
     assert len(fit) >= needed, f"{len(fit)} changes: {[mutant.identity for mutant in fit]}"
-    texts = {text for mutant in fit if (text := natural_text(mutant))}
+    texts = {text for mutant in fit if (text := planted_text(mutant))}
     assert len(texts) == len(fit)
     assert not texts & {source.read_text(encoding="utf-8") for source in day.library_sources}
     assert len({mutant.kind.name for mutant in fit[:LEAST]}) == min(

@@ -15,15 +15,15 @@ from common.base.days import Day, discover, load_lesson
 from common.base.ladder import has_ladder, ladder_of
 from common.base.paths import DAYS, ROOT
 from common.cpu.lexer import tokenize
+from common.mutants import derive
+from common.mutants.heuristics import covered, unfit
+from common.mutants.outline import outline
 from common.practice.challenge import write_challenge
-from common.practice.exercise import MARK, changed_around, same_code, solution
-from common.practice.mutants import derive
-from common.practice.mutants.heuristics import covered, unfit
-from common.practice.mutants.outline import outline
-from common.practice.natural import natural_text
-from common.practice.planted import candidates
+from common.practice.debug import candidates
+from common.practice.planted_text import planted_text
+from common.practice.progress import exercises_of
 from common.practice.speed import speed_challenge
-from common.practice.standing import exercises_of
+from common.practice.steps import MARK, changed_around, same_code, solution
 from tests.days.outcomes import changed_by
 
 FOUND, _ = discover()
@@ -85,7 +85,7 @@ def bare(line: str) -> str:
 
 @every_day
 def test_an_outcome_belongs_to_an_item(day: Day) -> None:
-    """Of "Try it yourself", and what it changes can be found."""
+    """The item is one of "Try it yourself", and what it changes can be found."""
     readme = (day.folder / "README.md").read_text(encoding="utf-8")
     tried = readme.partition("## Try it yourself")[2].partition("\n## ")[0]
     items = re.findall(r"^(\d+)\. ", tried, re.M)
@@ -152,7 +152,7 @@ GIVE_AWAY = re.compile(
 @every_day
 def test_no_words_give_a_change_away(day: Day) -> None:
     for mutant in candidates(day):
-        text = natural_text(mutant)
+        text = planted_text(mutant)
         assert text is not None
         before = set(mutant.source.read_text(encoding="utf-8").splitlines())
         for line in text.splitlines():
@@ -169,10 +169,11 @@ def test_no_words_give_a_change_away(day: Day) -> None:
 def test_no_place_on_the_page_gives_a_change_away(day: Day, tmp_path: Path) -> None:
     """It is formatted as the rest is."""
     for i, mutant in enumerate(candidates(day)[:3]):
-        text = natural_text(mutant) or ""
+        text = planted_text(mutant) or ""
         (tmp_path / f"{i}{mutant.source.suffix}").write_text(text, encoding="utf-8")
     style = f"--style=file:{ROOT / '.clang-format'}"
-    command = ["clang-format", style, "--dry-run", "--Werror", *sorted(tmp_path.iterdir())]
+    command = ["clang-format", style, "--dry-run", "--Werror"]
+    command += map(str, sorted(tmp_path.iterdir()))
     run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 0, run.stderr
 

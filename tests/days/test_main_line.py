@@ -10,7 +10,8 @@ from common.report.glossary import GENERATED
 DAYS, _ = discover()
 CONVERTED = [day for day in DAYS if day.further]
 README_LINES, SOURCE_LINES, DRIVER_LINES = 120, 350, 80
-BESIDE = {"exercises.toml", "mutants.toml", "notes.md", "results", "further", "__pycache__"}
+TOML = {"exercises.toml", "mutants.toml", "evidence.toml"}
+BESIDE = {*TOML, "notes.md", "results", "further", "__pycache__"}
 
 each_converted = pytest.mark.parametrize("day", CONVERTED, ids=[day.name for day in CONVERTED])
 

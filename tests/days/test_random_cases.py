@@ -26,9 +26,10 @@ def explored(request: pytest.FixtureRequest) -> tuple[str, dict[int, list[dict[s
     items = [
         item
         for item in request.session.items
-        if getattr(item, "function", None) is test_random_cases
+        if isinstance(item, pytest.Function) and item.function is test_random_cases
     ]
-    days = sorted({item.callspec.params["day"].number for item in items})
+    tested = (item.callspec.params["day"] for item in items)
+    days = sorted({day.number for day in tested if isinstance(day, Day)})
     words = ["-m", "tests.random_cases", *map(str, days)]
     words += ["--cases", str(CASES), "--seed", str(taken.seed())]
     run = progress.run([sys.executable, *words], cwd=ROOT)

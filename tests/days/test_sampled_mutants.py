@@ -31,9 +31,10 @@ def tried(
     items = [
         item
         for item in request.session.items
-        if getattr(item, "function", None) is test_a_sample_of_mutants
+        if isinstance(item, pytest.Function) and item.function is test_a_sample_of_mutants
     ]
-    days = sorted({item.callspec.params["day"].number for item in items})
+    tested = (item.callspec.params["day"] for item in items)
+    days = sorted({day.number for day in tested if isinstance(day, Day)})
     report = tmp_path_factory.mktemp("mutants") / "report.json"
     command = [sys.executable, "run_day.py", *map(str, days), "--mutants", "--json", str(report)]
     command += ["--sample", str(PER_DAY), "--seed", str(taken.seed())]

@@ -18,11 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from common.base.days import Day, discover, load_lesson
 from common.base.declaration import Problem, Rung
 from common.base.outcome import Skip
+from common.check.cases import quick_cases
 from common.check.compare import same_values
 from common.check.device import Backend
 from common.check.draw import Draw
 from common.check.expected import map_tensors, tensors_of
-from common.check.rungs import check_rung, quick_cases
+from common.check.rungs import check_rung
 
 DAYS, _ = discover()
 Call = Callable[..., Any]

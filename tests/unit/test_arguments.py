@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -31,7 +33,11 @@ from common.check.arguments import INTERPRETERS, aligned, require, require_float
     ],
 )
 def test_what_a_kernel_cannot_read_is_refused(
-    tensor: object, options: dict, error: type[Exception], message: str, monkeypatch
+    tensor: object,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(INTERPRETERS[0], "1")
     require(torch.zeros(2), "x", dtypes=(torch.float32,), rank=1, shape=(2,))
@@ -39,7 +45,9 @@ def test_what_a_kernel_cannot_read_is_refused(
         require(tensor, "x", **options)
 
 
-def test_without_the_interpreter_a_tensor_has_to_be_on_the_gpu(monkeypatch) -> None:
+def test_without_the_interpreter_a_tensor_has_to_be_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in INTERPRETERS:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="x: expected a tensor on cuda, got one on cpu"):

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
-from common.check.bad_input import QUICK, bad_inputs, check_bad_input, good_case, names_one_of
+from common.check.bad_input import (
+    QUICK,
+    _place,
+    bad_inputs,
+    check_bad_input,
+    good_case,
+    names_one_of,
+)
 from common.check.draw import Draw
 from common.check.expected import signature_of
 from common.check.rungs import CheckResult
@@ -95,6 +102,12 @@ def test_quick_checks_of_several_rungs_try_all_together() -> None:
     shares = [tried(rung, quick=True) for rung in rungs]
     assert set().union(*shares) == set(everything)
     assert all(len(share) < len(everything) / 2 for share in shares)
+
+
+def test_quick_checks_of_problems_of_one_rung_begin_differently() -> None:
+    rung = Rung("add", "the only one")
+    problems = [replace(ADD, name=f"add {number}", rungs=(rung,)) for number in range(16)]
+    assert {_place(problem, rung) % QUICK for problem in problems} == set(range(QUICK))
 
 
 def test_tensors_of_a_list_are_changed() -> None:
@@ -278,7 +291,7 @@ def test_write_outside_for_bad_input_is_rejected() -> None:
 def test_broken_good_case_is_found() -> None:
     rejected(lambda x, y, factor: x, "3×5", "before any bad input was tried")
 
-    refused = []
+    refused: list[int] = []
 
     def sulking(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
         if len(refused) > 20:

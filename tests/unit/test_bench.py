@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from common.base.declaration import COMPILE, Case, Cost, Problem, Rung, Target
+from common.base.ceilings import Ceilings
+from common.base.declaration import COMPILE, Case, Cost, Problem, Rung
 from common.base.outcome import PASS, RungOutcome, Timing
-from common.bench import ceilings
 from common.bench import timing as bench
-from common.bench.ceilings import Ceilings
+from common.bench.fresh_inputs import draw_into, fill
 from common.bench.host_time import host_microseconds, host_times
 from common.bench.showing import rows_as_json, seconds_in_turn
 from common.bench.traces import launches_of, traced_events
 from common.check.device import Backend
+from common.check.draw import Draw
 from common.process.worker import remark_host_time
 from common.report.columns import HOST
 
 CEILINGS = Ceilings(
-    copy=4000.0,
-    read=4400.0,
-    fp32=60.0,
-    int32=30.0,
-    tensor=800.0,
-    int8=1600.0,
-    fp8=1600.0,
-    l2_bytes=50 << 20,
+    "NVIDIA Test",
+    "2026-01-31",
+    {"copy": 4000.0, "read": 4400.0, "fp32": 60.0, "tensor": 800.0, "int8": 1600.0},
 )
+L2 = 50 << 20
 GIGABYTE = 10**9
 
 
@@ -72,8 +66,9 @@ def test_contenders_take_turns() -> None:
     case = problem(pytorch=called("pytorch"))
     calls = {"first": called("first"), "second": called("second")}
     results = bench.time_problem(case, calls, Backend("cpu"), None, quick=True)
-    rounds = turns[-9:]
-    assert rounds == ["first", "second", "pytorch"] * 3
+    # At the end, the rungs alone are called on fresh inputs.
+    rounds = [*["first", "second", "pytorch"] * 3, "first", "second"]
+    assert " ".join(rounds) in " ".join(turns)
     for result in results.values():
         assert isinstance(result, Timing)
         assert 3 < result.ms < 30 and result.samples >= 3
@@ -183,8 +178,71 @@ def test_a_rung_that_goes_wrong_while_it_is_timed_gets_no_time() -> None:
     assert str(results["first"]).startswith("wrong after timing")
 
 
-def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
+def test_a_result_that_is_kept_by_address_and_content_gets_no_time() -> None:
+    kept: dict[tuple[int, float], torch.Tensor] = {}
+
+    def works(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(2e-3)
+        return x * 2
+
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        key = x.data_ptr(), float(x.sum())
+        if key not in kept:
+            kept[key] = works(x)
+        return kept[key].clone()
+
+    results = bench.time_problem(
+        problem(), {"first": keeps, "second": works}, Backend("cpu"), None, quick=True
+    )
+    assert str(results["first"]).endswith("before: is a result kept?")
+    assert isinstance(results["second"], Timing), results
+
+
+def test_what_is_timed_is_judged_on_inputs_that_it_has_not_been_given_before() -> None:
+    """A result kept by address alone is that of other inputs."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        return kept.setdefault(x.data_ptr(), x * 2).clone()
+
+    one = problem(rungs=(Rung("first", ""),))
+    results = bench.time_problem(one, {"first": keeps}, Backend("cpu"), None, quick=True)
+    assert str(results["first"]).startswith("wrong after timing")
+
+
+def test_a_baseline_that_has_prepared_its_input_is_compared_on_that() -> None:
+    prepared: list[torch.Tensor] = []
+
+    def pytorch(x: torch.Tensor) -> torch.Tensor:
+        prepared[:] = prepared or [x * 2]
+        return prepared[0].clone()
+
+    calls = {"first": lambda x: x * 2, "second": lambda x: 2 * x}
+    results = bench.time_problem(problem(pytorch=pytorch), calls, Backend("cpu"), None, quick=True)
+    assert all(isinstance(result, Timing) for result in results.values()), results
+
+
+def test_inputs_that_do_not_fit_in_their_place_are_not_drawn_again() -> None:
+    """A scalar of a captured call stays as it is."""
+    scaled = problem(
+        inputs=lambda case, draw: (draw(*case.shape), draw.seed),
+        reference=lambda x, factor: x * factor,
+    )
+    inputs = scaled.inputs(Case((8,)), Draw(Case((8,)), Backend("cpu")))
+    before = inputs[0].clone()
+    assert not draw_into(scaled, Case((8,)), Backend("cpu"), inputs)
+    assert torch.equal(inputs[0], before)
+    repeated = (torch.zeros(1).expand(4), torch.zeros(4))
+    for place in repeated:
+        fill(place, torch.ones(1).expand(4) if place.stride() == (0,) else torch.ones(4))
+        assert torch.equal(place, torch.ones(4))
+
+
+def test_a_rung_that_writes_its_argument_finds_it_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In every call; and the other contenders, PyTorch's call among them, find it so too."""
+    monkeypatch.setattr(bench, "too_slow", lambda *_: False)  # each try has other inputs
     seen: set[float] = set()
 
     def doubles(x: torch.Tensor) -> torch.Tensor:
@@ -200,11 +258,15 @@ def test_a_rung_that_writes_its_argument_finds_it_as_it_was() -> None:
     calls = {"first": doubles, "second": pure}
     results = bench.time_problem(one, calls, Backend("cpu"), None, quick=True)
     assert all(isinstance(result, Timing) for result in results.values()), results
-    # Warm-up calls it three times in a row; every timed call finds the first value.
-    assert len(seen) == 3
+    # Warm-up calls it three times in a row; every timed call finds the first value, and the last
+    # call fresh inputs.
+    assert len(seen) == 4
 
 
-def test_tensors_of_a_list_that_a_rung_writes_are_given_back() -> None:
+def test_tensors_of_a_list_that_a_rung_writes_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "too_slow", lambda *_: False)  # each try has other inputs
     seen: set[tuple[float, ...]] = set()
 
     def reference(tensors: list[torch.Tensor]) -> None:
@@ -224,8 +286,9 @@ def test_tensors_of_a_list_that_a_rung_writes_are_given_back() -> None:
     )
     results = bench.time_problem(one, {"first": doubles}, Backend("cpu"), None, quick=True)
     assert isinstance(results["first"], Timing), results
-    # Warm-up calls it three times in a row; PyTorch's call has separate tensors.
-    assert len(seen) == 3
+    # Warm-up calls it three times in a row; PyTorch's call has separate tensors; the last call of
+    # each has fresh inputs.
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(
@@ -252,9 +315,13 @@ def test_a_rate_above_the_ceiling_is_a_measuring_fault() -> None:
 
 
 def test_what_fits_in_the_cache_is_not_held_against_memory() -> None:
-    one = timing(0.001)
-    bench.rate(one, Cost(bytes=10 << 20), CEILINGS)
-    assert one.share is None and "L2" in one.note
+    for known in (CEILINGS, None):
+        one = timing(0.001, note="events")
+        bench.rate(one, Cost(bytes=10 << 20), known, L2)
+        assert (one.bound, one.share, one.note) == ("", None, "events, mostly in L2")
+    one = timing(20.0)
+    bench.rate(one, Cost(bytes=10 << 20, flops=10**12), CEILINGS, L2)
+    assert one.bound == "fp32", "arithmetic bounds it wherever its bytes are"
 
 
 def test_without_ceilings_the_balance_of_work_decides_which_rate_is_shown() -> None:
@@ -265,47 +332,32 @@ def test_without_ceilings_the_balance_of_work_decides_which_rate_is_shown() -> N
     assert memory.share is None and arithmetic.share is None
 
 
-@pytest.mark.parametrize(
-    ("of", "reached"),
-    [("copy", 0.9), ("read", 0.818), ("tensor", 0.5), ("pytorch", 2.0), ("slow", 4.0)],
-)
-def test_targets(of: str, reached: float) -> None:
-    mine = timing(1.0, gbs=3600.0, tflops=0.5 * CEILINGS.tensor, pytorch_ms=2.0)
-    results: dict[str, Timing | str] = {"fast": mine, "slow": timing(4.0)}
-    for at_least, met in ((reached * 0.99, True), (reached * 1.01, False)):
-        rung = Rung("fast", "", target=Target(at_least, of))
-        assert bench.target_met(rung, results, CEILINGS) is met
-        both = dataclasses.replace(rung, target=(Target(at_least, of), Target(0.001, "copy")))
-        assert bench.target_met(both, results, CEILINGS) is met
-        missed = dataclasses.replace(rung, target=(Target(at_least, of), Target(2.0, "copy")))
-        assert not bench.target_met(missed, results, CEILINGS)
-    assert not bench.target_met(dataclasses.replace(rung, name="untimed"), results, CEILINGS)
+def test_an_unknown_ceiling_gives_no_share() -> None:
+    """The GPU's file has no rate of fp8."""
+    one = timing(1.0)
+    bench.rate(one, Cost(bytes=1000, flops=100_000, unit="fp8"), CEILINGS)
+    assert (one.bound, one.share) == ("fp8", None)
 
 
-def test_a_target_may_be_a_share_of_the_fp32_rate() -> None:
-    rung = Rung("fast", "", target=Target(0.6, "fp32"))
-    for share, met in ((0.61, True), (0.59, False)):
-        results: dict[str, Timing | str] = {"fast": timing(1.0, tflops=share * CEILINGS.fp32)}
-        assert bench.target_met(rung, results, CEILINGS) is met
-        assert not bench.target_met(rung, results, None)
-    assert not bench.target_met(rung, {"fast": timing(1.0)}, CEILINGS)
-
-
-def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches() -> None:
+def test_no_rate_on_the_cpu_is_above_what_a_copy_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     size = 1 << 20
     declared = {
         "bench_cpu": Case((size,)),
         "cost": lambda case: Cost(bytes=8 * case.shape[0]),
         "rungs": (Rung("kept", ""), Rung("copied", "")),
     }
-    known: dict[int, torch.Tensor] = {}
+    known: dict[tuple[int, float], torch.Tensor] = {}
 
     def kept(x: torch.Tensor) -> torch.Tensor:
-        if x.data_ptr() not in known:
-            known[x.data_ptr()] = x * 2
-        return known[x.data_ptr()]
+        key = x.data_ptr(), float(x[0])
+        if key not in known:
+            known[key] = x * 2
+        return known[key]
 
     calls = {"kept": kept, "copied": lambda x: x * 2}
+    monkeypatch.setattr(bench, "too_slow", lambda *_: False)  # would find it first
     found = bench.time_problem(problem(**declared), calls, Backend("cpu"), None, quick=True)
     assert isinstance(found["kept"], str) and "a copy of as many bytes reaches" in found["kept"]
     assert isinstance(found["copied"], Timing), found["copied"]
@@ -319,26 +371,12 @@ def test_the_rate_of_a_copy_does_not_wait_for_busy_cores(monkeypatch: pytest.Mon
 
 
 def test_rows_are_written_a_line_each() -> None:
-    found = {"copy in": [[0, 1.5], [1, 2.5]], "kernel": [["a"]]}
+    found: dict[str, list[object]] = {"copy in": [[0, 1.5], [1, 2.5]], "kernel": [["a"]]}
     text = rows_as_json(found)
     assert json.loads(text) == found
     assert [line.strip(" ,") for line in text.splitlines() if line.startswith("  ")] == [
         *("[0, 1.5]", "[1, 2.5]", '["a"]')
     ]
-
-
-def test_day_50s_rates_raise_the_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel's rate becomes the ceiling if it exceeds the known one, and is stored."""
-    properties = SimpleNamespace(name="NVIDIA Test")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(ceilings, "measure", lambda: CEILINGS)
-    ceilings.raise_ceilings({"copy": 4100.0, "tensor": 700.0}, tmp_path)
-    kept = ceilings.ceilings(tmp_path)
-    assert kept == dataclasses.replace(CEILINGS, copy=4100.0)
-    monkeypatch.setattr(ceilings, "measure", lambda: pytest.fail("measured again"))
-    assert ceilings.ceilings(tmp_path) == kept
-    with pytest.raises(KeyError, match="l3"):
-        ceilings.raise_ceilings({"l3": 1.0}, tmp_path)
 
 
 def test_calls_take_turns_under_load() -> None:

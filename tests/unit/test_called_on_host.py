@@ -13,7 +13,7 @@ import pytest
 from common.base.compiling import sources_of
 from common.base.paths import ROOT
 from common.cpu.syntax import angle_closing, closing
-from common.practice.mutants.outline import Code, Function, outline
+from common.mutants.outline import Code, Function, outline
 
 FILES = sorted(path for part in ("common/cuda", "days") for path in (ROOT / part).rglob("*.cu*"))
 QUALIFIERS = ("__host__", "__device__", "__global__", "constexpr")

@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
 from common.check.call import outputs_of
-from common.check.device import Backend, Watched, interpreted, of_rung
+from common.check.cases import quick_cases
+from common.check.device import SCHEDULES, Backend, Schedule, interpreted, of_rung
 from common.check.draw import Draw
 from common.check.expected import Expected, check_same_in_both, evaluate, signature_of
-from common.check.rungs import CheckResult, check_outputs, check_rung, quick_cases
+from common.check.rungs import CheckResult, check_outputs, check_rung
 
 SHAPES = [(1, 1), (3, 257), (8, 64), (0, 5)]
 FLOATS = ["float32", "float16", "bfloat16", "float64"]
 
 
-@dataclass
-class FakeBackend:
+class FakeBackend(Backend):
     """The CPU with thread orders that affect only a test's own function."""
 
-    name: str = "cpu"
-    device: torch.device = torch.device("cpu")  # noqa: RUF009
-    orders: tuple[str, ...] = ("forward", "reverse", "random 1")
-    order: str = "forward"
-    traces: bool = False
+    def __init__(
+        self,
+        name: str = "cpu",
+        orders: tuple[Schedule, ...] = SCHEDULES,
+        traces: bool = False,
+    ) -> None:
+        super().__init__("cpu")
+        self.name, self.orders, self.order = name, orders, "forward"
+        self._traces = traces
 
-    def schedules(self, quick: bool = False) -> tuple[str, ...]:
+    def schedules(self, quick: bool = False) -> tuple[Schedule, ...]:
         return self.orders
 
-    def use(self, schedule: str) -> None:
-        self.order = schedule
+    def use(self, schedule: Schedule) -> None:
+        self.order = schedule.order
 
-    def namer(self) -> None:
-        return None
+    def late_schedules(self, several: bool) -> tuple[Schedule, ...]:
+        return ()
 
     @property
-    def watches_calls(self) -> bool:
-        return False
-
-    @contextmanager
-    def watching(self, *_: object) -> Iterator[Watched]:
-        yield Watched()
-
-    def open_tensors(self, opened: bool) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
+    def traces(self) -> bool:
+        return self._traces
 
 
-def softmax_problem(**changes: object) -> Problem:
+def softmax_problem(**changes: Any) -> Problem:
     problem = Problem(
         name="softmax",
         inputs=lambda case, draw: (draw(*case.shape),),
@@ -86,7 +81,7 @@ def check(
     )
 
 
-def rejected(call: Callable[..., object], *words: str, **options: object) -> str:
+def rejected(call: Callable[..., object], *words: str, **options: Any) -> str:
     """Return the failure's text, which must contain the words."""
     result = check(call, **options)
     assert result.failure is not None, "a wrong rung was accepted"
@@ -190,7 +185,7 @@ def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
             problem,
             problem.rungs[0],
             call,
-            backend,  # type: ignore[arg-type]
+            backend,
             fallback=fallback,
             quick=True,
         )
@@ -218,7 +213,7 @@ def test_a_traced_check_takes_a_case_of_several_blocks() -> None:
     for traces in (False, True):
         seen.clear()
         backend = FakeBackend(traces=traces)
-        result = check_rung(problem, problem.rungs[0], call, backend, quick=True)  # type: ignore[arg-type]
+        result = check_rung(problem, problem.rungs[0], call, backend, quick=True)
         assert result.failure is None and result.checked == 2 + traces
         assert set(seen) == ({(1, 5), (40, 100)} if traces else {(1, 5)})
 
@@ -426,6 +421,39 @@ def test_copying_the_band_of_the_input_is_seen() -> None:
         rejected(copy, "past its end", problem=problem)
 
 
+def test_an_index_beyond_the_end_is_no_other_number_to_be_left_out() -> None:
+    """In one of the calls, valid indices surround those of an argument."""
+
+    def gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(index.numel(), dtype=x.dtype)
+        for place, i in enumerate(index.tolist()):
+            if 0 <= i < x.numel():
+                y[place] += x[i]
+        return y
+
+    def too_many(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        more = torch.as_strided(index, (index.numel() + 1,), (1,), index.storage_offset())
+        found = gathered(x, more)
+        return found[:-1] + 0 * found[0] + found[-1]
+
+    problem = softmax_problem(
+        inputs=lambda case, draw: (
+            draw(*case.shape),
+            draw(9, dtype="int64", low=0, high=case.shape[0]),
+        ),
+        reference=lambda x, index: x[index],
+        cases=grid([(7,)], ["float32"]),
+    )
+    assert check(gathered, problem).failure is None
+    rejected(too_many, "with large numbers in fresh memory", problem=problem)
+
+    def writes(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        torch.as_strided(index, (1,), (1,), index.storage_offset() + index.numel()).fill_(-1)
+        return gathered(x, index)
+
+    rejected(writes, "argument index", "1 element written after it", problem=problem)
+
+
 def test_stale_output_is_rejected() -> None:
     cache: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
 
@@ -503,7 +531,8 @@ def test_written_arguments_are_outputs() -> None:
         pass
 
     rejected(twice, "argument out was modified", problem=problem)
-    twice.writes = nothing.writes = ("out",)
+    for call in (twice, nothing):
+        vars(call)["writes"] = ("out",)
     assert check(twice, problem).failure is None
     rejected(nothing, "argument out", "wrong", "nothing was written", problem=problem)
     # A reference that returns nothing but writes like the rung is equivalent.
@@ -529,7 +558,8 @@ def test_each_tensor_of_a_written_list_is_an_output() -> None:
         outs[0].copy_(x + x)
 
     rejected(both, "argument outs was modified", problem=problem)
-    both.writes = first.writes = ("outs",)
+    for call in (both, first):
+        vars(call)["writes"] = ("outs",)
     assert check(both, problem).failure is None
     rejected(first, "argument outs, tensor 1", "wrong", problem=problem)
     signature = signature_of(both)
@@ -671,7 +701,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    return FakeBackend(name="cuda", orders=("hardware",))
+    return FakeBackend(name="cuda", orders=(Schedule("hardware"),))
 
 
 def on_gpu(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -715,7 +745,7 @@ def test_captured_and_replayed(fake_gpu: FakeBackend) -> None:
 
 def test_work_on_another_stream(fake_gpu: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # The copy of the true input is still waiting while the rung already reads.
-    monkeypatch.setattr("common.check.rungs._fill", lambda into, source: None)
+    monkeypatch.setattr("common.check.steps.streams.fill", lambda into, source: None)
     problem = softmax_problem(cases=grid([(3, 257)], FLOATS))
     rejected(
         on_gpu(softmax_in_parts), "on a side stream", "current stream",

@@ -10,16 +10,12 @@ import torch
 
 from common.base.declaration import Case, Tolerance
 from common.check.compare import Mismatch, compare, same_values
+from common.check.device import Backend
 from common.check.draw import NONFINITE_ROWS, VALUES, Draw
 from common.check.guard import BAND, GuardedAllocations, GuardedMemory, is_poison
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 DEFAULT = Tolerance()
-
-
-class _Backend:
-    name = "cpu"
-    device = torch.device("cpu")
 
 
 def judge(
@@ -37,7 +33,9 @@ def rejected(got: torch.Tensor, truth: torch.Tensor, *words: str, exact: bool = 
     return found
 
 
-def softmax(rows: int, columns: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0):
+def softmax(
+    rows: int, columns: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = (torch.randn(rows, columns, generator=generator) * scale).to(dtype)
     return torch.softmax(x.double(), -1), torch.softmax(x, -1)
@@ -67,7 +65,7 @@ def test_pytorch_and_the_rounded_truth_pass_on_random_shapes(dtype: torch.dtype)
         shape = [int(torch.randint(1, 40, (), generator=generator)) for _ in range(dims)]
         values = list(VALUES)[trial % len(VALUES)]
         name = str(dtype).removeprefix("torch.")
-        x = Draw(Case(tuple(shape), name, values), _Backend(), trial)(*shape)
+        x = Draw(Case(tuple(shape), name, values), Backend("cpu"), trial)(*shape)
         for function in functions:
             truth, own = function(x.double()), function(x)
             assert compare(own, truth, own, DEFAULT) is None, (shape, values)
@@ -89,7 +87,9 @@ def test_other_ways_to_add_up_pass(dtype: torch.dtype) -> None:
             lost = ((total + term) - total) - term
             total = total + term
         backwards = wide.flip(-1).view(rows, columns).sum(-1)
-        by_chunks = sum(part.sum(-1) for part in wide.chunk(7, -1))
+        by_chunks = torch.zeros(rows)
+        for part in wide.chunk(7, -1):
+            by_chunks = by_chunks + part.sum(-1)
         for name, result in (("kahan", total), ("reversed", backwards), ("chunks", by_chunks)):
             assert compare(result.to(dtype), truth, own, DEFAULT) is None, (name, rows)
         # One accumulator for all of a row is as much worse than PyTorch's tree as it looks; that
@@ -498,11 +498,11 @@ def test_allocations_inside_are_guarded() -> None:
 
 def test_draws() -> None:
     case = Case((3, 4), "float16", "nonfinite")
-    draw = Draw(case, _Backend(), seed=1)
+    draw = Draw(case, Backend("cpu"), seed=1)
     x, y = draw(1000), draw(1000)
     assert x.dtype == torch.float16
     assert not torch.equal(x.nan_to_num(), y.nan_to_num())
-    again = Draw(case, _Backend(), seed=1)
+    again = Draw(case, Backend("cpu"), seed=1)
     assert same_values(again(1000), x)
     assert same_values(again(1000), y)
     uniform = draw(1000, dtype="bfloat16", low=2, high=3)
@@ -514,7 +514,7 @@ def test_draws() -> None:
         limits, drawn = torch.iinfo(dtype), draw(1000, dtype=dtype).double()
         span = float(limits.max) - float(limits.min)
         assert drawn.min() < limits.min + span / 64 and drawn.max() > limits.max - span / 64
-    assert Draw(case, _Backend(), fast=True)(5, values="normal").dtype == torch.float16
+    assert Draw(case, Backend("cpu"), fast=True)(5, values="normal").dtype == torch.float16
     extreme = draw(1000, values="extreme")
     assert bool(extreme.isfinite().all()) and extreme.max() == torch.finfo(torch.float16).max
     for wrong, words in (
@@ -534,14 +534,14 @@ def test_rows_that_are_not_finite_differ_in_what_they_hold() -> None:
     case = Case((8, 48), "float32", "nonfinite")
     kinds = set()
     for seed in range(NONFINITE_ROWS):
-        rows = Draw(case, _Backend(), seed=seed)(8, 48)
-        alone = Draw(case, _Backend(), seed=seed)(48)
-        later = Draw(case, _Backend(), seed=seed + NONFINITE_ROWS)(48)
+        rows = Draw(case, Backend("cpu"), seed=seed)(8, 48)
+        alone = Draw(case, Backend("cpu"), seed=seed)(48)
+        later = Draw(case, Backend("cpu"), seed=seed + NONFINITE_ROWS)(48)
         kinds.add(_kind(alone))
         assert _kind(alone) == _kind(later), "the seed says which kind comes first"
         assert sorted(map(_kind, rows)) == sorted(_KINDS), "eight rows have one of each kind"
     assert kinds == set(_KINDS)
-    draw = Draw(case, _Backend(), seed=1)
+    draw = Draw(case, Backend("cpu"), seed=1)
     first, second = draw(8, 48), draw(8, 48)
     assert not bool(first.isfinite().all()) and bool(second.isfinite().all())
 

@@ -1,4 +1,4 @@
-"""exercises.toml and mutants.toml: their contents, and the errors of invalid ones."""
+"""The TOML files of a day: their contents, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from common.base.day_files import (
     DayFileError,
     KnownMutants,
     Step,
+    read_excused,
     read_mutants,
     read_steps,
 )
@@ -48,6 +49,16 @@ def test_mutants_have_reasons(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_lists_nothing(tmp_path: Path) -> None:
     assert read_steps(tmp_path / "exercises.toml") == ()
     assert read_mutants(tmp_path / "mutants.toml") == KnownMutants()
+
+
+def test_kernels_are_excused_with_a_reason(tmp_path: Path) -> None:
+    file = tmp_path / "evidence.toml"
+    assert read_excused(file) == {}
+    file.write_text('[[excused]]\nkernels = ["f", "g"]\nwhy = "two blocks\\nare resident"\n')
+    assert read_excused(file) == dict.fromkeys(("f", "g"), "two blocks are resident")
+    file.write_text('[[excused]]\nkernels = ["f"]\n')
+    with pytest.raises(DayFileError, match=r"evidence.toml: \[\[excused\]\]: why is missing"):
+        read_excused(file)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ NO_VERB = QUESTIONS | frozenset(
     such that the their there these they this to too true two under until with without
     """.split()  # noqa: SIM905
 )
+# A phrase that continues the name is neither a noun nor a sentence: "Of a day, or after another".
+NO_NOUN = QUESTIONS | frozenset(("for", "like", "of", "under", "without"))
 # "Returns", "Writes", "Does": a verb, but in the third person. Nouns look alike, so this pattern
 # is for functions, and the list for classes, modules and tests, which may begin with a noun.
 _THIRD_PERSON = re.compile(r"[A-Z][a-z]+[^s]s")
@@ -64,7 +66,7 @@ def fault(docstring: str, may_be_noun: bool = False) -> str:
     if found is None:
         return "" if may_be_noun else "begins with no word"
     word = found[0]
-    if word.lower() in (QUESTIONS if may_be_noun else NO_VERB):
+    if word.lower() in (NO_NOUN if may_be_noun else NO_VERB):
         return f"begins with {word!r}, not with a verb" + " or a noun" * may_be_noun
     if word.lower() in THIRD_PERSON or (not may_be_noun and _THIRD_PERSON.fullmatch(word)):
         return f"begins with {word!r}: write the imperative"
@@ -85,13 +87,18 @@ def sources() -> Iterator[Path]:
 @cache
 def docstrings(path: Path) -> list[tuple[int, str, str, bool]]:
     """Return (line, name, docstring, True if it may begin with a noun) of a file's docstrings."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+    return docstrings_of(path.read_text(encoding="utf-8"))
+
+
+def docstrings_of(text: str) -> list[tuple[int, str, str, bool]]:
+    """Return the same of a file's text, functions inside of functions included."""
+    functions, found = (ast.FunctionDef, ast.AsyncFunctionDef), []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, *functions)):
             name = getattr(node, "name", "the module")
-            may_be_noun = not isinstance(node, ast.FunctionDef) or name.startswith("test_")
-            if text := ast.get_docstring(node):
-                found.append((getattr(node, "lineno", 1), name, text, may_be_noun))
+            may_be_noun = not isinstance(node, functions) or name.startswith("test_")
+            if docstring := ast.get_docstring(node):
+                found.append((getattr(node, "lineno", 1), name, docstring, may_be_noun))
     return found
 
 
@@ -132,7 +139,17 @@ def test_other_beginnings_are_seen(text: str) -> None:
     assert not fault("Return what a call costs.") and not fault("Process it.")
 
 
-@pytest.mark.parametrize("text", ["How a rung is called.", "Those in use.", "Prints the table."])
+def test_a_function_inside_of_a_function_is_read() -> None:
+    inner = 'def test_rows():\n    {} rows():\n        """The rows of a table."""\n'
+    for kind in ("def", "async def"):
+        ((line, name, text, may_be_noun),) = docstrings_of(inner.format(kind))
+        assert (line, name) == (2, "rows") and fault(text, may_be_noun)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Of a day, or after another.", "How a rung is called.", "Those in use.", "Prints the table."],
+)
 def test_other_beginnings_of_classes_and_modules_are_seen(text: str) -> None:
     assert fault(text, may_be_noun=True)
     assert not fault("The rows of a table.", may_be_noun=True)

@@ -109,7 +109,7 @@ def test_the_editors_commands_are_understood() -> None:
         parser = run_day.parser()
         args = parser.parse_intermixed_args(arguments)
         run_day.check(parser, args)
-        selected |= set(args.days)
+        selected |= set(args.selected)
     assert [day.number for day in select(sorted(selected), ROOT / "days").days] == [5]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import run_day
-from common.base.obstacle import OLDEST_GCC
+from common.base.machine_faults import OLDEST_GCC
 from common.base.paths import ROOT
 from common.run.doctor import requirements
 from common.run.editor import EXTENSIONS

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from common.base.declaration import Rung
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, RungOutcome
 from common.check.rungs import CheckResult
 from common.process import worker
-from common.process.worker import Work
 
 TO = "v1_scalar: rows that are not aligned"
 
@@ -30,7 +30,7 @@ def test_a_rung_that_always_falls_back_fails(
     run = SimpleNamespace(
         fallback=str,
         rungs=("v1_scalar", "v2"),
-        work=Work(quick=quick),
+        options=RunOptions(quick=quick),
         backend=SimpleNamespace(name=device),
         platform=SimpleNamespace(model=model),
     )
@@ -63,7 +63,7 @@ def test_what_a_rung_may_fall_back_to_and_how_often(
     run = SimpleNamespace(
         fallback=str,
         rungs=("v1_scalar", "v2"),
-        work=Work(),
+        options=RunOptions(),
         backend=SimpleNamespace(name="cpu"),
         platform=SimpleNamespace(model=""),
     )

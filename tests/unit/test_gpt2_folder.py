@@ -8,7 +8,9 @@ of the kernels. transformers is compared with if it is installed; nothing else n
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.base.paths import ROOT
+from days.day86 import training
 from days.day100 import generate, model
 from days.day100.folder import read_config, read_weights, vocabulary_of
 from days.day100.weights import RefusedError, Vocabulary, Weights
 
+CONFIG: dict[str, Any]
 CONFIG = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 12}
 CONFIG |= {"vocab_size": 300, "eos_token_id": 0, "activation_function": "gelu_new"}
 END = "<|endoftext|>"
@@ -119,8 +123,8 @@ def test_weights_are_read(form: str, tmp_path: Path) -> None:
     assert torch.equal(wte, tensors["wte.weight"][:290])
     assert torch.equal(wpe, tensors["wpe.weight"])
     assert torch.equal(last, torch.cat([tensors["ln_f.weight"], tensors["ln_f.bias"]]))
-    order = ("ln_1.weight", "ln_1.bias", "attn.c_attn.bias", "attn.c_proj.bias")
-    order += ("ln_2.weight", "ln_2.bias", "mlp.c_fc.bias", "mlp.c_proj.bias")
+    order = ["ln_1.weight", "ln_1.bias", "attn.c_attn.bias", "attn.c_proj.bias"]
+    order += ["ln_2.weight", "ln_2.bias", "mlp.c_fc.bias", "mlp.c_proj.bias"]
     assert torch.equal(vectors[1], torch.cat([tensors[f"h.1.{name}"] for name in order]))
     products = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     for name, matrix in zip(products, (qkv, proj, fc, out), strict=True):
@@ -139,8 +143,8 @@ def test_logits_are_those_of_transformers(width: int, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     weights = read_weights(tmp_path, read_config(tmp_path), 97)
     prompt = torch.randint(97, (20,), generator=generator)
-    tensors = [tensor.double() for tensor in weights.tensors]
-    ours = model.prefill(*tensors, weights.new_cache().double(), prompt)
+    tensors = [tensor.double() for tensor in (*weights.tensors, weights.new_cache())]
+    ours = model.prefill(*(*tensors, prompt))
     with torch.no_grad():
         expected = theirs.double()(prompt[None]).logits[0, -1]
     torch.testing.assert_close(ours, expected, atol=1e-9, rtol=1e-9)
@@ -219,11 +223,15 @@ def test_on_a_gpu_the_rate_has_its_share_of_the_bound(monkeypatch: pytest.Monkey
     each = (12 * C * C + 13 * C + (words + 4) * C) * own  # weights, of one layer
     rows = [2, 3, 4, 5, 2, 3]  # of the cache: 6 positions are full after 4 tokens, and 3 stay
     read = sum(each + row * 2 * C * own for row in rows)
-    on_gpu = Weights((SimpleNamespace(device=torch.device("cuda")),), 2)
+    tensor: Any = SimpleNamespace(device=torch.device("cuda"))
+    on_gpu = Weights((tensor,), 2)
     monkeypatch.setattr(Weights, "shape", (1, 2, C, words, 6))
     monkeypatch.setattr(Weights, "positions", 6)
-    copy = SimpleNamespace(copy=4 * read / 1e9)  # GB/s, so that it takes a quarter of a second
-    monkeypatch.setattr(generate, "ceilings", lambda _: copy)
+    copy = SimpleNamespace(rates={"copy": 4 * read / 1e9})  # GB/s: it takes a quarter of a second
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Test")
+    monkeypatch.setattr(generate, "ceilings_of", lambda gpu: None)
+    assert generate.rate_of(on_gpu, 3, 6, 0.5) == "6 tokens in 0.50 s: 12.0 per second"
+    monkeypatch.setattr(generate, "ceilings_of", lambda gpu: copy)
     assert "6 tokens in 0.50 s: 12.0 per second, 50% of a copy's " in generate.rate_of(
         on_gpu, 3, 6, 0.5
     )
@@ -324,6 +332,25 @@ def test_other_tokenisers_are_refused(tmp_path: Path) -> None:
         vocabulary(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", read_config),
+        ("tokenizer.json", lambda folder: vocabulary_of(folder, CONFIG)),
+        ("vocab.json", lambda folder: vocabulary_of(folder, CONFIG)),
+        ("model.safetensors", lambda folder: read_weights(folder, CONFIG, 300)),
+        ("model.safetensors.index.json", lambda folder: read_weights(folder, CONFIG, 300)),
+    ],
+)
+def test_a_pipe_is_refused_by_name_and_not_waited_for(
+    name: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RefusedError, match=f"{name}: expected a file$"):
+        read(tmp_path)
+
+
 def test_without_the_package_the_error_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,17 +395,17 @@ def test_without_a_model_the_repositorys_speaks_unless_the_folder_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = generate.default_model()
+    small = training.default_model()
     assert small.stat().st_size < 4e6
     weights = generate.model_at(small)[1]("cpu")
     layers, heads, _, words, positions = weights.shape
     assert (layers, heads, words, positions) == (4, 3, 65, 256)
     # It has learned: the next character of its text is likelier than that of a model of chance.
     text = generate.training.tokens_of(generate.training.characters()[0][-257:]).long()
-    cache = weights.new_cache().double()
-    logits = model.prefill(*(t.double() for t in weights.tensors), cache, text[:-1])
+    tensors = [t.double() for t in (*weights.tensors, weights.new_cache())]
+    logits = model.prefill(*(*tensors, text[:-1]))
     assert F.cross_entropy(logits[None], text[-1:]) < 4.17  # log(65)
     assert capsys.readouterr().err == ""
     (tmp_path / "gpt.best.checkpoint").write_bytes(small.read_bytes())
-    assert generate.default_model() == Path("gpt.best.checkpoint")
+    assert training.default_model() == Path("gpt.best.checkpoint")
     assert "gpt.best.checkpoint" in capsys.readouterr().err

@@ -62,6 +62,28 @@ def test_what_serves_tensor_cores_is_counted() -> None:
     assert parsed(USAGE, LISTING, "add_kernelIfE").products == 0
 
 
+SPLIT = """\
+\t\tFunction : _Z10mul_kernelIfEvPKT_l
+        /*0000*/                   LDG.E.U16 R4, desc[UR6][R2.64] ; /* 0x01 */
+        /*0010*/              @!P1 LDG.E.U16 R5, desc[UR6][R2.64+0x2] ; /* 0x02 */
+        /*0020*/                   LDG.E.64 R6, desc[UR6][R2.64+0x8] ; /* 0x03 */
+        /*0030*/                   LDG.E R8, desc[UR6][R10.64+-0x10] ; /* 0x04 */
+        /*0040*/                   LDG.E R9, desc[UR6][R10.64+-0xc] ; /* 0x05 */
+        /*0050*/                   LDG.E R12, desc[UR6][R10.64+-0x8] ; /* 0x06 */
+        /*0060*/                   LDG.E R13, desc[UR6][R10.64+-0x4] ; /* 0x07 */
+        /*0070*/                   LDG.E R14, desc[UR6][R10.64] ; /* 0x08 */
+        /*0080*/                   LDGSTS.E.BYPASS.128 [R2+0x10], desc[UR6][R4.64] ; /* 0x09 */
+        /*0090*/                   UBLKCP.S.G [UR4], [UR6], UR8 ; /* 0x0a */
+"""
+
+
+def test_a_vector_that_is_loaded_in_pieces_is_counted() -> None:
+    """Of the four loads from R10 - 16 on one vector; two elements from R2 are none."""
+    code = parsed(USAGE, SPLIT, "mul_kernel")
+    assert code.split == 1
+    assert code.loads == {2: 2, 8: 1, 4: 5} and code.cp_async == {16: 1} and code.bulk == 1
+
+
 def test_a_kernel_that_is_not_there_is_named_with_the_others() -> None:
     with pytest.raises(LookupError, match="no kernel other, but _Z10add_kernel"):
         parsed(USAGE, LISTING, "other")

@@ -4,6 +4,7 @@ card lacks something."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from common.check.lacks import PHRASE, lacking
 from common.check.rungs import check_rung
 from common.cpu import models
 from common.cpu.rewrite import RewriteError, rewrite
-from common.run import command
+from common.run.exit_status import EXIT_USAGE
 from tests.unit.test_check import FakeBackend, softmax_problem
 
 
@@ -60,7 +61,7 @@ def test_the_command_line(words: str, message: str, capsys: pytest.CaptureFixtur
     except SystemExit as end:
         assert isinstance(end.code, int)
         code = end.code
-    assert code == command.EXIT_USAGE
+    assert code == EXIT_USAGE
     assert message in capsys.readouterr().err
 
 
@@ -142,11 +143,11 @@ def test_only_live_branches_are_edited_and_refused() -> None:
 # ---------------------------------------------------------------- cards that lack something
 
 
-def lacks_from(columns: int):
+def lacks_from(columns: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a softmax for rows shorter than that; for others it reports that the card lacks
     memory."""
 
-    def softmax(x):
+    def softmax(x: torch.Tensor) -> torch.Tensor:
         if x.shape[-1] >= columns:
             raise RuntimeError(f"{PHRASE}shared memory for a row: it needs 9 bytes\nand more")
         return torch.softmax(x, -1)

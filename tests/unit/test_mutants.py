@@ -13,23 +13,26 @@ import pytest
 import torch
 
 from common.base.days import Day, discover
+from common.base.outcome import Status
 from common.base.toolchain import Platform, detect
 from common.base.verdict import EQUIVALENT, KILLED, STILLBORN, SURVIVED, Verdict, score
-from common.practice.mutants import derive, referee, trial
-from common.practice.mutants.campaign import (
+from common.base.verdict import Status as TrialStatus
+from common.mutants import derive, run_trial, trial_server
+from common.mutants.campaign import (
+    Choice,
     Unwatched,
     _DayCampaign,
     _leaves_out_more,
     _no_longer_run,
 )
-from common.practice.mutants.derive import Mutant
-from common.practice.mutants.heuristics import covered, unfit
-from common.practice.mutants.inlined import inlined, own_headers
-from common.practice.mutants.kinds import DEVICE_CHECK, KINDS
-from common.practice.mutants.ledger import Ledger
-from common.practice.mutants.outline import outline, reached_together, trimmed
-from common.practice.mutants.tried import Result, Trial
-from common.process.events import Channel, Stage
+from common.mutants.derive import Mutant
+from common.mutants.heuristics import covered, unfit
+from common.mutants.inlined import inlined, own_headers
+from common.mutants.kinds import DEVICE_CHECK, KINDS
+from common.mutants.known_verdicts import KnownVerdicts
+from common.mutants.outline import outline, reached_together, trimmed
+from common.mutants.trial import Result, Trial
+from common.process.events import Channel, Ran, Stage
 
 DAYS, _ = discover()
 
@@ -473,7 +476,7 @@ def test_ordinals(number: int, text: str) -> None:
     assert derive.ordinal(number) == text
 
 
-def verdict(status: str, by: str = "", name: str = "f") -> Verdict:
+def verdict(status: TrialStatus, by: str = "", name: str = "f") -> Verdict:
     return Verdict(name, "comparison", "a.cu", 1, status, by)
 
 
@@ -488,13 +491,13 @@ def test_a_score_counts_only_what_is_not_equivalent() -> None:
 
 def test_the_ledger_knows_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path))
-    first = Ledger("day01")
+    first = KnownVerdicts("day01")
     first.put("key", verdict(KILLED, "result").to_json())
     with open(first.path, "a") as file:
         file.write('{"key": "cut sh')
-    assert Ledger("day01").verdict("key") == verdict(KILLED, "result")
-    assert Ledger("day01").verdict("other") is None
-    assert Ledger("day01", fresh=True).verdict("key") is None
+    assert KnownVerdicts("day01").verdict("key") == verdict(KILLED, "result")
+    assert KnownVerdicts("day01").verdict("other") is None
+    assert KnownVerdicts("day01", fresh=True).verdict("key") is None
 
 
 CHOICE = """
@@ -527,7 +530,7 @@ def test_a_heuristic_covers_its_choice_and_its_calls(tmp_path: Path) -> None:
 def test_a_build_in_which_the_original_fails_judges_no_mutant() -> None:
     rung = SimpleNamespace(pair=("problem", "v1"), operators=frozenset({"v1"}))
     day: Any = SimpleNamespace(
-        campaign=SimpleNamespace(arena=lambda variant: None),
+        campaign=SimpleNamespace(trial_process=lambda variant: None),
         _check_original=lambda *_: Result("failed", "v1", "two runs differ"),
     )
     mutant: Any = None
@@ -539,9 +542,9 @@ def test_a_watched_build_that_is_too_slow_kills_no_mutant() -> None:
     rung = SimpleNamespace(pair=("problem", "v1"), operators=frozenset({"v1"}))
     day: Any = SimpleNamespace(
         campaign=SimpleNamespace(
-            arena=lambda variant: SimpleNamespace(run=lambda trial: Result("late", "v1"))
+            trial_process=lambda variant: SimpleNamespace(run=lambda trial: Result("late", "v1"))
         ),
-        shop=lambda variant: None,
+        builds=lambda variant: None,
         _check_original=lambda *_: Result("passed", seconds=2.0),
         _build=lambda *_: ({}, Path("library.so")),
         _trial=lambda library, pairs, limit: Trial("day", str(library), pairs, limit=limit),
@@ -552,9 +555,10 @@ def test_a_watched_build_that_is_too_slow_kills_no_mutant() -> None:
 
 
 def test_a_mutant_that_the_card_can_no_longer_run_is_seen() -> None:
-    def came(status: str, *rungs: str) -> Result:
-        rows = [["p", "ab"[i], rung, "1", ""] for i, rung in enumerate(rungs)]
-        return Result(status, used=rows)
+    def came(status: str, *rungs: Status) -> Result:
+        return Result(
+            status, ran=[Ran("p", "ab"[i], rung, 1.0, []) for i, rung in enumerate(rungs)]
+        )
 
     usual = came("passed", "PASS", "SKIP")
     assert _no_longer_run(usual, came("skipped", "SKIP", "SKIP")) == "a"
@@ -563,8 +567,8 @@ def test_a_mutant_that_the_card_can_no_longer_run_is_seen() -> None:
 
 def test_a_mutant_that_the_card_can_no_longer_run_on_a_case_is_seen() -> None:
     def came(*left_out: int) -> Result:
-        rows = [["p", "ab"[i], "PASS", "1", "", str(count)] for i, count in enumerate(left_out)]
-        return Result("passed", used=rows)
+        ran = [Ran("p", "ab"[i], "PASS", 1.0, [], count) for i, count in enumerate(left_out)]
+        return Result("passed", ran=ran)
 
     assert _leaves_out_more(came(0, 1), came(0, 2)) == "b"
     assert _leaves_out_more(came(0, 1), came(0, 1)) == ""
@@ -579,17 +583,25 @@ def test_a_call_without_an_end_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     def run(given: Trial, platform: Platform, channel: Channel) -> None:
-        torch._ops.OpOverloadPacket.__call__ = endless  # type: ignore[method-assign]
-        trial._Calls()
+        torch._ops.OpOverloadPacket.__call__ = endless  # type: ignore[method-assign, assignment]
+        run_trial._Calls()
         channel.emit(Stage("limit", "checking"))
         torch.ops.aten.add(1, 1)
 
-    monkeypatch.setattr(trial, "CALL_LIMIT", 0.2)
-    monkeypatch.setattr(referee, "run_trial", run)
-    running = referee._Running(0, Trial("day", "library", (), limit=60), detect("cpu"))
+    monkeypatch.setattr(run_trial, "CALL_LIMIT", 0.2)
+    monkeypatch.setattr(trial_server, "run_trial", run)
+    running = trial_server._Running(0, Trial("day", "library", (), limit=60), detect("cpu"))
     result = running.take()
     while result is None:
         time.sleep(0.05)
         result = running.take()
     assert (result.status, result.rung) == ("late", "limit")
     assert result.reason.startswith("no end after 200 s, while limit")
+
+
+def test_the_files_that_affect_a_verdict_are_there(tmp_path: Path) -> None:
+    day = next(day for day in discover()[0] if day.number == 1)
+    platform = SimpleNamespace(compiler_version="g++", torch="2")
+    campaign: Any = SimpleNamespace(choice=Choice(), platform=platform)
+    key = _DayCampaign(campaign, day, tmp_path)._common_key()
+    assert key == _DayCampaign(campaign, day, tmp_path)._common_key()

@@ -12,7 +12,7 @@ import pytest
 
 from common.base.outcome import Skip
 from common.base.paths import ROOT
-from common.build.own_way import Builder
+from common.build.custom_build import Builder
 
 pytest.importorskip("numba_cuda", reason="python -m pip install -r requirements.txt")
 
@@ -21,7 +21,7 @@ COMPILES = """
 import numpy
 vars(numpy).pop("row_stack", None)
 numpy.__version__ = "2.5.2"
-from common.build.own_way import numpy_as_numba_expects
+from common.build.custom_build import numpy_as_numba_expects
 from numba import cuda
 
 def nothing(): pass

@@ -15,7 +15,7 @@ import pytest
 
 import run_day
 from common.base.days import discover
-from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Status, Timing
 from common.base.verdict import Score
 from common.report.comparison import Change, compare
 from common.report.page import from_stored, page
@@ -33,7 +33,7 @@ WHERE = {
 
 
 def rung(
-    name: str, ms: float | None = None, status: str = PASS, spread: float = 0.0
+    name: str, ms: float | None = None, status: Status = PASS, spread: float = 0.0
 ) -> RungOutcome:
     timing = None
     if ms is not None:

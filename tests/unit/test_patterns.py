@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -209,13 +210,13 @@ def test_elements_taken_for_bytes() -> None:
     assert "bytes" not in said(got, expected)
 
 
-def _with(change: Callable[[torch.Tensor], None]) -> torch.Tensor:
+def _with(change: Callable[[torch.Tensor], object]) -> torch.Tensor:
     got = matrix().float().clone()
     change(got)
     return got
 
 
-def _set(where: object, value: float) -> torch.Tensor:
+def _set(where: Any, value: float) -> torch.Tensor:
     return _with(lambda got: got.__setitem__(where, value))
 
 

@@ -17,11 +17,16 @@ import pytest
 
 from common.base.day_files import Step
 from common.base.days import discover, read_day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome
 from common.base.paths import DAYS, ROOT
+from common.mutants.outline import outline
 from common.practice.challenge import WriteChallenge, write_challenge
 from common.practice.excerpt import excerpt
-from common.practice.exercise import (
+from common.practice.journal import Journal, JournalError
+from common.practice.progress import exercises, next_exercise, progress_lines
+from common.practice.python_code import body_of, code_of, excerpt_of
+from common.practice.steps import (
     ExerciseError,
     changed_around,
     line_of,
@@ -33,12 +38,8 @@ from common.practice.exercise import (
     stub,
     with_backward,
 )
-from common.practice.journal import Journal, JournalError
-from common.practice.mutants.outline import outline
-from common.practice.python_code import body_of, code_of, excerpt_of
-from common.practice.standing import exercises, next_exercise, standing
 from common.report.terminal import Report
-from common.run.desk import _with_what_is_no_fault_noted
+from common.run.tutor import _with_what_is_no_fault_noted
 
 SOURCE = """\
 // a comment with { in it
@@ -105,8 +106,8 @@ def test_an_excerpt_keeps_a_variable_that_has_an_alignment() -> None:
 
 
 def test_operators_of_gradients_are_needed_too() -> None:
-    operators = ("conv_v1", "conv_weight_gradient_v1", "conv_data_gradient_v2", "sum_v1")
-    operators += ("sum_backward_v1", "sum_backward_v2", "gradient_of_image")
+    operators = ["conv_v1", "conv_weight_gradient_v1", "conv_data_gradient_v2", "sum_v1"]
+    operators += ["sum_backward_v1", "sum_backward_v2", "gradient_of_image"]
     bound = {Path("x.cu"): outline("\n".join(f'RUNG(day01, {o}, "()");' for o in operators))}
     assert with_backward(bound, ["conv_v1"]) == [
         *("conv_v1", "conv_data_gradient_v2", "conv_weight_gradient_v1")
@@ -259,7 +260,7 @@ def test_a_copy_of_a_day_is_linked_as_the_day_is(tmp_path: Path) -> None:
 
 
 def test_what_a_day_builds_itself_is_built_of_the_learners_file(tmp_path: Path) -> None:
-    """For the rungs that the exercise names, and nothing else."""
+    """Build it for the rungs that the exercise names, and nothing else."""
     days = tmp_path / "days"
     folder = write_day(days / "day01", f'{STEP}rungs = ["quick"]\n')
     (folder / "bind.cpp").touch()
@@ -274,8 +275,9 @@ def test_what_a_day_builds_itself_is_built_of_the_learners_file(tmp_path: Path) 
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    """Like `--solution | head`."""
-    script = [sys.executable, ROOT / "run_day.py", "3", "--solution", "--days", tmp_path / "days"]
+    """Read the output as `--solution | head` does."""
+    script: list[str | Path] = [sys.executable, ROOT / "run_day.py", "3", "--solution"]
+    script += ["--days", tmp_path / "days"]
     shutil.copytree(DAYS / "day03", tmp_path / "days" / "day03")
     reading, writing = os.pipe()
     os.close(reading)
@@ -333,7 +335,7 @@ def test_a_damaged_journal_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_next_is_the_first_that_is_not_solved(tmp_path: Path) -> None:
-    """Of a day, or after a named exercise; then those before."""
+    """Begin at a day, or after a named exercise, and go on with those before."""
     days, journal = discover()[0][:2], Journal(tmp_path)
     first, second = (exercises([day]) for day in days)
     assert next_exercise(days, journal, days[1]) == second[0]
@@ -365,18 +367,19 @@ def test_a_bar_shows_the_first_and_is_full_at_the_last(
     assert len(every) == 28
     for day, kind in every[:done]:
         journal.entry(day.number, kind).solved = "2026-01-31"
-    bar = standing(days, journal)[0].split()[-5]
+    bar = progress_lines(days, journal)[0].split()[-5]
     assert bar == "■" * filled + "□" * (12 - filled)
 
 
 def test_what_a_day_shows_is_no_part_of_an_exercise() -> None:
     """It would take time, and be printed below the failure that is to be read."""
-    from common.process.worker import Work, _shows
+    from common.process.worker import _shows
 
     lesson: Any = SimpleNamespace(show=lambda *_: None)
-    for work, shows in ((Work(alone=True), False), (Work(rungs=("v1",)), False), (Work(), True)):
-        run: Any = SimpleNamespace(work=work)
-        assert _shows(run, lesson) == shows, work
+    alone, one_rung = RunOptions(alone=True), RunOptions(rungs=("v1",))
+    for options, shows in ((alone, False), (one_rung, False), (RunOptions(), True)):
+        run: Any = SimpleNamespace(options=options)
+        assert _shows(run, lesson) == shows, options
 
 
 def test_what_was_not_looked_at_to_the_end_is_not_solved() -> None:
@@ -434,7 +437,7 @@ def one_line(): return 3
 
 
 def test_the_body_of_a_function_in_python() -> None:
-    """Without its docstring, with the comments in it; nested ones by their full name."""
+    """It lacks its docstring and has its comments; a nested function has its full name."""
 
     def body(name: str) -> str:
         return IN_PYTHON[slice(*body_of(IN_PYTHON, name))]

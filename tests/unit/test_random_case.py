@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
-from common.check.random_case import LARGEST, SEED_VARIABLE, random_case, session_seed
+from common.check.random_case import (
+    LARGEST,
+    SEED_VARIABLE,
+    long_case,
+    random_case,
+    random_cases,
+    session_seed,
+)
 from common.check.rungs import check_rung
 from tests.unit.test_check import FakeBackend
 
@@ -36,8 +43,52 @@ def test_sizes_keep_to_what_the_cases_show() -> None:
         assert math.prod(case.shape) <= LARGEST
 
 
+def test_sizes_are_of_all_orders_of_magnitude() -> None:
+    cases = grid([(1,), (LARGEST - 1,)], ["float32"])
+    sizes = [case.shape[0] for seed in range(200) if (case := random_case(cases, seed))]
+    for least in (1, 10, 100, 1000, 10_000):
+        assert sum(least <= size < 10 * least for size in sizes) >= 5, least
+    assert len(random_cases(cases, 1)) > 3
+
+
 def test_without_sizes_there_is_none() -> None:
-    assert random_case((Case(()), Case((0,)), Case((1 << 20,))), 1) is None
+    assert random_cases((Case(()), Case((0,)), Case((1 << 20,))), 1) == []
+
+
+def test_a_long_case_has_one_long_dimension() -> None:
+    for seed in range(20):
+        case = long_case(CASES, seed)
+        assert case is not None and case.dtype == "bfloat16"
+        rows, cols, depth = case.shape
+        assert depth in (8, 16) and LARGEST - 16 * 65 * 16 < math.prod(case.shape) <= LARGEST
+        assert rows == 3 or cols == 65
+    assert long_case(grid([(8, 64)], ["float16"]), 1) is None
+    assert long_case(grid([(8, 63)], ["float32"]), 1) is None
+
+
+def test_a_sum_in_16_bits_is_rejected() -> None:
+    """The declared rows are so short that its error is within the tolerance."""
+    problem = Problem(
+        "sum of rows",
+        lambda case, draw: (draw(*case.shape),),
+        lambda x: x.sum(-1),
+        (Rung("sums", "the test's own"),),
+        grid([(2, 3), (2, 8)], ["float16"]),
+        cost=lambda case: Cost(),
+    )
+
+    def in_half(x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(x.shape[:-1], dtype=x.dtype)
+        for column in x.unbind(-1):
+            total = total + column
+        return total
+
+    rung = problem.rungs[0]
+    found = check_rung(problem, rung, in_half, FakeBackend(), first_calls=True)
+    assert found.failure is None, str(found.failure)
+    found = check_rung(problem, rung, in_half, FakeBackend())
+    assert found.failure is not None and "a random case" in str(found.failure)
+    assert check_rung(problem, rung, lambda x: x.sum(-1), FakeBackend()).failure is None
 
 
 FEW = grid([(1,), (255,), (999,)], ["float32"])
@@ -64,11 +115,9 @@ def test_a_rung_that_is_wrong_on_other_shapes_is_rejected() -> None:
         return 2 * x if tuple(x.shape) in known else 3 * x
 
     found = check_rung(problem, problem.rungs[0], learnt_by_heart, FakeBackend())
-    case = random_case(FEW, f"double {session_seed()}")
-    assert case is not None
-    if case.shape not in known:
-        assert found.failure is not None
-        assert f"{SEED_VARIABLE}={session_seed()} repeats it" in str(found.failure)
+    assert any(case.shape not in known for case in random_cases(FEW, f"double {session_seed()}"))
+    assert found.failure is not None
+    assert f"{SEED_VARIABLE}={session_seed()} repeats it" in str(found.failure)
     assert check_rung(problem, problem.rungs[0], lambda x: 2 * x, FakeBackend()).failure is None
 
 
@@ -85,5 +134,5 @@ def test_a_shape_that_the_reference_does_not_know_is_left_out(raised: type[Excep
 
     problem = doubling(reference)
     assert check_rung(problem, problem.rungs[0], lambda x: 2 * x, FakeBackend()).failure is None
-    case = random_case(FEW, f"double {session_seed()}")
-    assert case is not None and case.shape in evaluated
+    drawn = random_cases(FEW, f"double {session_seed()}")
+    assert drawn and {case.shape for case in drawn} <= set(evaluated)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from common.base.days import Day
-from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
-from common.process.child import describe_exit, end_strays, fork
+from common.base.options import RunOptions, no_attention
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Status, Timing
+from common.process.child import Child, describe_exit, end_strays, fork
 from common.process.events import (
     AskTurn,
     Channel,
@@ -27,6 +28,7 @@ from common.process.events import (
     Over,
     Planned,
     Progress,
+    Ran,
     Stage,
     Table,
     TurnOver,
@@ -35,9 +37,16 @@ from common.process.events import (
     to_line,
 )
 from common.report.terminal import Report
-from common.run import command, room, runner
-from common.run.runner import ONE_BY_ONE, Room, no_attention
+from common.run import runner, scheduling
+from common.run.exit_status import exit_code
+from common.run.runner import ONE_BY_ONE, Capacity
 from tests.progress import wait_for
+
+
+def read_into(events: list[Event], child: Child) -> list[Event]:
+    """Append what the child has emitted since, and return all of it."""
+    events += child.read()
+    return events
 
 
 def test_a_process_that_ignores_signals_is_killed() -> None:
@@ -49,7 +58,7 @@ def test_a_process_that_ignores_signals_is_killed() -> None:
 
     child = fork(stubborn)
     events: list[Event] = []
-    wait_for(lambda: events.extend(child.read()) or events)
+    wait_for(lambda: read_into(events, child))
     child.kill(grace=0.1)
     child.close()
     assert child.exit_code == -signal.SIGKILL
@@ -70,7 +79,7 @@ def test_what_a_child_started_in_a_session_of_its_own_ends_with_it(ends: str) ->
 
     child = fork(start)
     events: list[Event] = []
-    wait_for(lambda: events.extend(child.read()) or events)
+    wait_for(lambda: read_into(events, child))
     if ends == "killed":
         child.kill()
     wait_for(child.finished)
@@ -89,7 +98,7 @@ def test_much_output_is_bounded_and_does_not_block() -> None:
 
     child = fork(talkative)
     events: list[Event] = []
-    wait_for(lambda: events.extend(child.read()) or child.finished())
+    wait_for(lambda: read_into(events, child) and child.finished())
     events += child.read()
     assert events == [Over()]
     output = child.output()
@@ -118,7 +127,7 @@ class Fake:
         days: int,
         jobs: int = 1,
         ready: int = 0,
-        room: Room = ONE_BY_ONE,
+        capacity: Capacity = ONE_BY_ONE,
         limit: float = 20.0,
         attend: Any = no_attention,
     ) -> list[str]:
@@ -133,8 +142,8 @@ class Fake:
             for n in range(1, days + 1)
         ]  # fmt: skip
         self.runner = runner.Runner(
-            all_days, platform, step, build, lambda day: day.number <= ready, None,
-            Report(self.shown), jobs, limit, attend, room,
+            all_days, platform, RunOptions(jobs=jobs, time_limit=limit, attend=attend), step, build,
+            lambda day: day.number <= ready, Report(self.shown), capacity,
         )  # fmt: skip
         self.runner.run()
         return self.notes.read_text().splitlines()
@@ -150,7 +159,7 @@ def passed(name: str) -> RungOutcome:
 
 
 def test_builds_and_timing_take_turns_on_the_cpu(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         channel.wait(AskTurn(quiet=True))
         fake.note(f"timing {day.number} begins")
@@ -193,7 +202,7 @@ class Steps:
     crash: str = ""
     hang: str = ""
 
-    def __call__(self, day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def __call__(self, day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         self._part("check", day.number, self.checks, channel)
         channel.emit(Checked(passed("r")))
@@ -235,7 +244,7 @@ def side_by_side(notes: list[str]) -> dict[str, int]:
 
 
 def test_days_are_checked_side_by_side_and_take_turns_alone(fake: Fake) -> None:
-    notes = fake.run(GPU, Steps(fake, together=3), days=7, ready=7, room=Room(3, 5))
+    notes = fake.run(GPU, Steps(fake, together=3), days=7, ready=7, capacity=Capacity(3, 5))
     assert side_by_side(notes) == {"build": 0, "check": 3, "turn": 1, "beside": 0}
     first = next(i for i, line in enumerate(notes) if line.startswith("turn"))
     checked = {line.split()[1] for line in notes[:first]}
@@ -249,7 +258,7 @@ class MemoryFull(Steps):
 
     full: int = 1
 
-    def __call__(self, day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def __call__(self, day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         self._part("check", day.number, self.checks, channel)
         channel.wait(AskTurn(self.quiet))
@@ -269,7 +278,7 @@ def test_a_day_that_finds_the_memory_full_is_timed_when_the_others_are_over(
 ) -> None:
     """Two such days do not wait for each other."""
     steps = MemoryFull(fake, together=2, full=full)
-    notes = fake.run(GPU, steps, days=5, ready=5, room=Room(3, 5))
+    notes = fake.run(GPU, steps, days=5, ready=5, capacity=Capacity(3, 5))
     ends = [line for line in notes if line.startswith("day")]
     assert {line.split()[1] for line in ends[-full:]} == {f"{n}" for n in range(1, full + 1)}
     last = next(i for i, line in enumerate(notes) if line.startswith("turn 1 "))
@@ -280,7 +289,7 @@ def test_a_day_that_finds_the_memory_full_is_timed_when_the_others_are_over(
 def test_days_that_wait_use_none_of_their_time(fake: Fake) -> None:
     limit, turn = 6.0, 2.1
     steps = Steps(fake, 0.1, turn, together=2)
-    notes = fake.run(GPU, steps, days=4, ready=4, room=Room(4, 4), limit=limit)
+    notes = fake.run(GPU, steps, days=4, ready=4, capacity=Capacity(4, 4), limit=limit)
     assert side_by_side(notes)["check"] > 1
     outcomes = fake.runner.outcomes
     assert [outcome.status for outcome in outcomes] == [PASS] * 4
@@ -291,7 +300,7 @@ def test_days_that_wait_use_none_of_their_time(fake: Fake) -> None:
 
 @pytest.mark.parametrize("where", ["check", "turn"])
 def test_a_crash_beside_others_costs_one_day(fake: Fake, where: str) -> None:
-    notes = fake.run(GPU, Steps(fake, crash=where), days=4, ready=4, room=Room(4, 4))
+    notes = fake.run(GPU, Steps(fake, crash=where), days=4, ready=4, capacity=Capacity(4, 4))
     assert side_by_side(notes)["beside"] == 0
     status = {outcome.number: outcome.status for outcome in fake.runner.outcomes}
     assert status == {1: PASS, 2: FAIL, 3: PASS, 4: PASS}
@@ -299,7 +308,7 @@ def test_a_crash_beside_others_costs_one_day(fake: Fake, where: str) -> None:
 
 @pytest.mark.parametrize("where", ["check", "turn"])
 def test_a_hang_beside_others_is_ended(fake: Fake, where: str) -> None:
-    fake.run(GPU, Steps(fake, hang=where), days=3, ready=3, room=Room(3, 3), limit=3.0)
+    fake.run(GPU, Steps(fake, hang=where), days=3, ready=3, capacity=Capacity(3, 3), limit=3.0)
     status = {outcome.number: outcome.status for outcome in fake.runner.outcomes}
     assert status == {1: PASS, 2: FAIL, 3: PASS}
     hung = next(outcome for outcome in fake.runner.outcomes if outcome.number == 2)
@@ -308,9 +317,29 @@ def test_a_hang_beside_others_is_ended(fake: Fake, where: str) -> None:
     )
 
 
+def test_the_warm_up_has_the_limit_of_a_build(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles the libraries' functions, which takes minutes where many do so at once."""
+
+    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+        channel.emit(Planned([["p", "r", ""]]))
+        channel.emit(Stage("", "warming up", "p"))
+        time.sleep(1.5 if day.number == 1 else 1234)
+        channel.emit(Finished(passed("r")))
+        channel.emit(Over())
+
+    monkeypatch.setattr(runner, "BUILD_LIMIT", 3.0)
+    fake.notes.touch()
+    fake.run(GPU, step, days=2, ready=2, capacity=Capacity(2, 2), limit=1.0)
+    slow, hung = fake.runner.outcomes
+    assert slow.status == PASS and slow.spent["warming up"] > 1.0
+    assert hung.status == FAIL and "no end after 3 s, killed, while warming up" in hung.reason
+
+
 def test_builds_go_on_until_the_room_is_full_of_days_to_be_timed(fake: Fake) -> None:
     platform = SimpleNamespace(device="cpu")
-    notes = fake.run(platform, Steps(fake, quiet=True), days=6, jobs=2, ready=1, room=Room(1, 3))
+    notes = fake.run(
+        platform, Steps(fake, quiet=True), days=6, jobs=2, ready=1, capacity=Capacity(1, 3)
+    )
     found = side_by_side(notes)
     assert (found["build"], found["check"], found["turn"], found["beside"]) == (2, 1, 1, 0)
     first = notes.index(next(line for line in notes if line.startswith("turn")))
@@ -318,7 +347,7 @@ def test_builds_go_on_until_the_room_is_full_of_days_to_be_timed(fake: Fake) -> 
 
 
 def test_lines_of_a_day_stand_together(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", name, ""] for name in "ab"]))
         channel.emit(Finished(passed("a")))
         time.sleep(0.3)
@@ -326,21 +355,21 @@ def test_lines_of_a_day_stand_together(fake: Fake) -> None:
         channel.emit(Over())
 
     fake.notes.touch()
-    fake.run(GPU, step, days=3, ready=3, room=Room(3, 3))
+    fake.run(GPU, step, days=3, ready=3, capacity=Capacity(3, 3))
     lines = [line.split() for line in fake.shown.getvalue().splitlines()[1:]]
     assert [name for _, name, *_ in lines] == list("ababab")
     assert sorted({number for number, *_ in lines}) == list("123")
 
 
 def test_on_the_cpu_days_are_shown_in_order(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "a", ""]]))
         time.sleep(0.5 if day.number == 1 else 0.1)
         channel.emit(Finished(passed("a")))
         channel.emit(Over())
 
     fake.notes.touch()
-    fake.run(SimpleNamespace(device="cpu"), step, days=3, ready=3, room=Room(3, 3))
+    fake.run(SimpleNamespace(device="cpu"), step, days=3, ready=3, capacity=Capacity(3, 3))
     assert [line.split()[0] for line in fake.shown.getvalue().splitlines()[1:]] == list("123")
 
 
@@ -352,13 +381,13 @@ def test_what_ends_a_run_ends_all_that_runs_beside(fake: Fake) -> None:
         if fake.notes.exists() and fake.notes.read_text().count("check") == 4:
             raise Ended
 
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         fake.note(f"check {os.getpid()}")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(1234)
 
     with pytest.raises(Ended):
-        fake.run(GPU, step, days=6, ready=6, room=Room(4, 4), attend=attend)
+        fake.run(GPU, step, days=6, ready=6, capacity=Capacity(4, 4), attend=attend)
     pids = [int(line.split()[1]) for line in fake.notes.read_text().splitlines()]
     assert len(pids) == 4
     for pid in pids:
@@ -376,24 +405,24 @@ def test_room_is_bounded_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cpu, two = SimpleNamespace(device="cpu"), SimpleNamespace(device="cuda", gpus=2)
 
-    def found(platform: Any, quick: bool = True, requested: int = 0) -> Room:
-        return room.room(platform, 100, quick, requested)
+    def found(platform: Any, quick: bool = True, requested: int = 0) -> Capacity:
+        return scheduling.capacity(platform, 100, quick, requested)
 
     def has(gpu: float | None, host: float) -> None:
-        monkeypatch.setattr(room, "free_gpu_memory", lambda: gpu)
-        monkeypatch.setattr(room, "free_memory", lambda: host)
+        monkeypatch.setattr(scheduling, "free_gpu_memory", lambda: gpu)
+        monkeypatch.setattr(scheduling, "free_memory", lambda: host)
 
-    monkeypatch.setattr(room, "cores", lambda: 16)
+    monkeypatch.setattr(scheduling, "cores", lambda: 16)
     has(140e9, 128e9)
-    assert found(GPU, quick=False) == Room(16, 16)
-    assert found(GPU) == Room(16, 64)
+    assert found(GPU, quick=False) == Capacity(16, 42)
+    assert found(GPU) == Capacity(16, 64)
     assert found(GPU, requested=1) == ONE_BY_ONE
-    assert found(two) == Room(8, 32)
-    assert found(cpu) == Room(8, 8)
+    assert found(two) == Capacity(8, 32)
+    assert found(cpu) == Capacity(8, 8)
     has(15e9, 128e9)
-    assert found(GPU) == Room(2, 7)
+    assert found(GPU) == Capacity(2, 7)
     has(140e9, 8e9)
-    assert found(GPU) == Room(2, 4)
+    assert found(GPU) == Capacity(2, 4)
     has(None, 128e9)
     assert found(GPU) == ONE_BY_ONE
     has(None, 1)
@@ -406,25 +435,25 @@ def test_what_took_longest_starts_first(tmp_path: Path) -> None:
         for n in range(1, 5)
     ]
     file = tmp_path / "seconds.json"
-    assert room.longest_first(days, file) == days  # type: ignore[arg-type]
+    assert scheduling.longest_first(days, file) == days  # type: ignore[arg-type]
     took = {"day01": 1.0, "day02": 3.0, "day04": 2.0}
     outcomes = [
         DayOutcome(1, name, "t", PASS, rungs=[passed("r")], run_s=seconds)
         for name, seconds in took.items()
     ]
-    room.keep_seconds(outcomes, file)
-    ordered = room.longest_first(days, file)  # type: ignore[arg-type]
+    scheduling.keep_seconds(outcomes, file)
+    ordered = scheduling.longest_first(days, file)  # type: ignore[arg-type]
     assert [day.name for day in ordered] == ["day03", "day02", "day04", "day01"]
     file.write_text("cut sho")
-    assert room.longest_first(days, file) == days  # type: ignore[arg-type]
+    assert scheduling.longest_first(days, file) == days  # type: ignore[arg-type]
     (tmp_path / "3").write_text("a long source")
-    assert room.longest_first(days, file)[0].name == "day03"  # type: ignore[arg-type]
+    assert scheduling.longest_first(days, file)[0].name == "day03"  # type: ignore[arg-type]
 
 
 def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         fake.note(f"{os.environ['CUDA_VISIBLE_DEVICES']} begins")
         time.sleep(0.3)
@@ -445,7 +474,7 @@ def test_every_gpu_gets_a_worker(fake: Fake, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_single_day_has_all_gpus(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", "r", ""]]))
         fake.note(f"given: {os.environ.get('CUDA_VISIBLE_DEVICES')}")
         channel.emit(Finished(passed("r")))
@@ -456,7 +485,7 @@ def test_a_single_day_has_all_gpus(fake: Fake, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_device_left_in_error_ends_the_day(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", name, ""] for name in "abc"]))
         channel.emit(Checked(passed("a")))
         failed = RungOutcome("p", "b", "", FAIL, "illegal address")
@@ -472,7 +501,7 @@ def test_a_device_left_in_error_ends_the_day(fake: Fake) -> None:
 
 
 def test_rungs_are_kept_in_the_order_of_the_day(fake: Fake) -> None:
-    def step(day: Day, platform: Any, work: Any, channel: Channel) -> None:
+    def step(day: Day, platform: Any, options: RunOptions, channel: Channel) -> None:
         channel.emit(Planned([["p", name, ""] for name in "abc"]))
         for name in "cab":
             channel.emit(Finished(passed(name)))
@@ -494,14 +523,14 @@ def test_a_day_that_runs_no_rung_fails(fake: Fake) -> None:
 
 
 def test_exit_codes() -> None:
-    def day(status: str) -> DayOutcome:
+    def day(status: Status) -> DayOutcome:
         return DayOutcome(1, "day01", "t", status)
 
-    assert command.exit_code([day(PASS)]) == 0
-    assert command.exit_code([day(PASS), day(SKIP)]) == 0
-    assert command.exit_code([day(SKIP)]) == 1
-    assert command.exit_code([day(PASS), day(FAIL)]) == 1
-    assert command.exit_code([]) == 1
+    assert exit_code([day(PASS)]) == 0
+    assert exit_code([day(PASS), day(SKIP)]) == 0
+    assert exit_code([day(SKIP)]) == 1
+    assert exit_code([day(PASS), day(FAIL)]) == 1
+    assert exit_code([]) == 1
 
 
 def test_jobs_are_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,7 +560,7 @@ def test_what_is_no_event_is_output() -> None:
 
     child = fork(noisy)
     events: list[Event] = []
-    wait_for(lambda: events.extend(child.read()) or child.finished())
+    wait_for(lambda: read_into(events, child) and child.finished())
     events += child.read()
     assert events == [Stage("a", "b"), Over()]
     assert "stray" in child.output()
@@ -559,6 +588,7 @@ EVENTS = [
     Finished(RungOutcome("p", "r", "", FAIL, "why", ["×"])),
     AskTurn(True),
     TurnOver(),
+    Ran("p", "r", PASS, 0.5, ["v1"], 2),
     Table("t", ["a"], [["1"]]),
     Unbuilt("no", ["line"]),
     Ended(SKIP, "nothing here"),

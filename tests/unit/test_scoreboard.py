@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.base.days import Day, discover, read_day
-from common.base.outcome import FAIL, PASS, RungOutcome, Timing
+from common.base.outcome import FAIL, PASS, RungOutcome, Status, Timing
 from common.report.markdown import Stored, generated, scoreboard_block
 from common.report.scoreboard import items_of, lines_of, pairs, twin_modules
 
@@ -74,7 +74,7 @@ WHERE = {"gpu": "NVIDIA H200", "arch": "9.0a", "nvcc": "13.0", "torch": "2.11.0"
 WHERE |= {"driver": "580", "date": "2026-01-02"}
 
 
-def rung(name: str, ms: float | None, problem: str = "add", status: str = PASS) -> RungOutcome:
+def rung(name: str, ms: float | None, problem: str = "add", status: Status = PASS) -> RungOutcome:
     timing = None if ms is None else Timing("1024 float32", ms, 0.01, 50)
     return RungOutcome(problem, name, "", status, timing=timing)
 
@@ -155,10 +155,10 @@ def test_the_block(day: Day) -> None:
 
 def test_a_readme_that_has_its_place_gets_it(day: Day) -> None:
     root = day.folder.parents[1]
-    text = generated(root, {})[day.folder / "README.md"]
+    text = generated(root, {}, {}, {})[day.folder / "README.md"]
     assert "<!-- scoreboard:begin -->\n| day | problem | CUDA |" in text
     (day.folder / "README.md").write_text(README.replace("scoreboard", "another"))
-    assert "| day | problem |" not in generated(root, {})[day.folder / "README.md"]
+    assert "| day | problem |" not in generated(root, {}, {}, {})[day.folder / "README.md"]
 
 
 def test_every_rung_of_the_days_is_found() -> None:

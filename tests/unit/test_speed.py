@@ -12,19 +12,20 @@ import pytest
 from common.base.days import Day, discover
 from common.base.declaration import Case, Problem, Rung
 from common.base.ladder import Ladder, has_ladder, ladder_of
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome, Timing
 from common.base.paths import DAYS
 from common.base.toolchain import Platform
 from common.cpu.findings import LineCounts
-from common.practice.exercise import ExerciseError
 from common.practice.journal import Journal
+from common.practice.progress import exercises, exercises_of, marks, next_exercise, next_line
 from common.practice.speed import speed_challenge
-from common.practice.standing import exercises, exercises_of, marks, next_exercise, next_line
+from common.practice.steps import ExerciseError
 from common.practice.work_counts import WorkCounts, goals, waste, work_counts
 from common.report.terminal import Report
-from common.run import pace
-from common.run.command import EXIT_FAILED, Options
-from common.run.desk import Desk
+from common.run import speed_check
+from common.run.exit_status import EXIT_FAILED
+from common.run.tutor import Tutor
 
 FOUND = discover()[0]
 WITH_LADDER = [pytest.param(day, id=day.name) for day in FOUND if has_ladder(day)]
@@ -105,7 +106,7 @@ def test_a_goal_is_what_the_last_rung_brings_down_and_its_price_is_a_limit() -> 
     assert most == {"sectors": 110, "memory instr.": 572, "shared passes": 70}
     conflicting = WorkCounts(100, 520, 2000, 0)
     own = {"k_v1": naive, "k_v2": naive, "k_v3": tiled}
-    assert not pace.judge_counts(LADDER, conflicting, own).solved
+    assert not speed_check.judge_counts(LADDER, conflicting, own).solved
     assert goals(naive, WorkCounts(950, 480, 0, 0)) == {}
     assert goals(WorkCounts(10, 10, 0, 0), WorkCounts(5, 10, 0, 0)).get("shared passes") is None
 
@@ -129,7 +130,7 @@ COUNTED = {
     ],
 )
 def test_counts_are_judged(mine: WorkCounts, solved: bool, hint: str) -> None:
-    verdict = pace.judge_counts(LADDER, mine, COUNTED)
+    verdict = speed_check.judge_counts(LADDER, mine, COUNTED)
     assert (verdict.solved, verdict.hint) == (solved, hint)
     assert any("yours" in text for text in verdict.lines)
     assert all(len(text) <= 80 for text in verdict.lines)
@@ -139,7 +140,7 @@ def test_counts_are_judged(mine: WorkCounts, solved: bool, hint: str) -> None:
 
 def test_without_a_goal_it_is_set_aside() -> None:
     same = dict.fromkeys(COUNTED, COUNTED["k_v1"])
-    verdict = pace.judge_counts(LADDER, COUNTED["k_v1"], same)
+    verdict = speed_check.judge_counts(LADDER, COUNTED["k_v1"], same)
     assert not verdict.solved and verdict.needs == "a GPU"
     assert "its gain is time" in verdict.lines[-1]
 
@@ -168,7 +169,7 @@ TIMED = {"k_v1": timing(2.0, 0.42), "k_v2": timing(1.0, 0.81), "k_v3": timing(0.
     [(2.0, False, "k_v2"), (1.0, False, "k_v3"), (0.9, False, "k_v3"), (0.89, True, "")],
 )
 def test_times_are_judged(ms: float, solved: bool, hint: str) -> None:
-    verdict = pace.judge_times(LADDER, timing(ms, 0.42), TIMED)
+    verdict = speed_check.judge_times(LADDER, timing(ms, 0.42), TIMED)
     assert verdict.solved == solved
     assert verdict.hint == (f"{hint}: what {hint} does" if hint else "")
     assert verdict.lines[-1] == "0.42 of copy; v2 reaches 0.81, v3 reaches 0.97"
@@ -176,16 +177,16 @@ def test_times_are_judged(ms: float, solved: bool, hint: str) -> None:
 
 def test_without_a_ceiling_times_are_shown() -> None:
     own = {name: timing(t.ms) for name, t in TIMED.items()}
-    assert pace.judge_times(LADDER, timing(2.0), own).lines[-1] == (
+    assert speed_check.judge_times(LADDER, timing(2.0), own).lines[-1] == (
         "2.00 ms; v2 reaches 1.00 ms, v3 reaches 0.850 ms"
     )
 
 
-# ---------------------------------------------------------------- at the desk
+# ---------------------------------------------------------------- the tutor
 
 
-class Bench(Desk):
-    """A desk whose checks return the test's results."""
+class FakeTutor(Tutor):
+    """A tutor whose checks return the test's results."""
 
     outcome = DayOutcome(1, "day01", "", PASS)
 
@@ -195,33 +196,35 @@ class Bench(Desk):
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Bench:
-    return Bench(Options((), days=tmp_path / "days"), FOUND, Journal(tmp_path / "practice"))
+def tutor(tmp_path: Path) -> FakeTutor:
+    return FakeTutor(RunOptions(days=tmp_path / "days"), FOUND, Journal(tmp_path / "practice"))
 
 
 def finish(
-    desk: Bench,
+    tutor: FakeTutor,
     monkeypatch: pytest.MonkeyPatch,
-    verdict: pace.Verdict | None,
+    verdict: speed_check.Verdict | None,
     out: io.StringIO | None = None,
 ) -> int:
-    def judge(*_: Any) -> pace.Verdict:
+    def judge(*_: Any) -> speed_check.Verdict:
         assert verdict is not None, "a wrong kernel was measured"
         return verdict
 
-    monkeypatch.setattr(pace.Pace, "judge", judge)
+    monkeypatch.setattr(speed_check.SpeedCheck, "judge", judge)
     day = next(day for day in FOUND if has_ladder(day))
-    challenge, _ = desk.begin(desk.challenge(day, "speed"), Report(io.StringIO()))
+    challenge, _ = tutor.begin(tutor.challenge(day, "speed"), Report(io.StringIO()))
     challenge.file.write_text(challenge.start + "constexpr int MINE = 1;\n")
-    return desk.check(challenge, Report(out or io.StringIO()))
+    return tutor.check(challenge, Report(out or io.StringIO()))
 
 
-def test_a_wrong_kernel_is_never_measured(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.outcome = DayOutcome(1, "day01", "", FAIL)
-    assert finish(desk, monkeypatch, None) == EXIT_FAILED
-    desk.options = replace(desk.options, quick=True)
-    desk.outcome = DayOutcome(1, "day01", "", PASS)
-    assert finish(desk, monkeypatch, None) == 0, "not all was checked, so nothing is measured"
+def test_a_wrong_kernel_is_never_measured(
+    tutor: FakeTutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tutor.outcome = DayOutcome(1, "day01", "", FAIL)
+    assert finish(tutor, monkeypatch, None) == EXIT_FAILED
+    tutor.options = replace(tutor.options, quick=True)
+    tutor.outcome = DayOutcome(1, "day01", "", PASS)
+    assert finish(tutor, monkeypatch, None) == 0, "not all was checked, so nothing is measured"
 
 
 @pytest.mark.parametrize(
@@ -234,16 +237,18 @@ def test_a_wrong_kernel_is_never_measured(desk: Bench, monkeypatch: pytest.Monke
 def test_counting_without_end_is_waste(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str, said: str | None
 ) -> None:
-    def counted(self: pace.Pace, day: Day, challenge: object, *rest: Any) -> DayOutcome:
+    def counted(
+        self: speed_check.SpeedCheck, day: Day, challenge: object, *rest: Any
+    ) -> DayOutcome:
         if challenge:
             raise ExerciseError(why)
         return DayOutcome(1, "day01", "", PASS, run_s=1.0)
 
-    monkeypatch.setattr(pace.Pace, "_counted", counted)
+    monkeypatch.setattr(speed_check.SpeedCheck, "_counted", counted)
     challenge = speed_challenge(next(d for d in FOUND if has_ladder(d)), tmp_path / "days")
     challenge.begin()
     cpu = Platform("cpu", "g++", "g++ 12", Path("/"), "2.11")
-    judge = pace.Pace(Options(()), cpu, Report(io.StringIO()))
+    judge = speed_check.SpeedCheck(RunOptions(), cpu, Report(io.StringIO()))
     if said is None:
         with pytest.raises(ExerciseError):
             judge.waste(challenge)
@@ -251,28 +256,30 @@ def test_counting_without_end_is_waste(
         assert said in judge.waste(challenge)
 
 
-def test_a_goal_that_is_reached_is_remembered(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_goal_that_is_reached_is_remembered(
+    tutor: FakeTutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     day = next(day for day in FOUND if has_ladder(day))
-    assert finish(desk, monkeypatch, pace.Verdict(False, ("far",), "h")) == EXIT_FAILED
-    assert not desk.journal.solved(day.number, "speed")
+    assert finish(tutor, monkeypatch, speed_check.Verdict(False, ("far",), "h")) == EXIT_FAILED
+    assert not tutor.journal.solved(day.number, "speed")
     out = io.StringIO()
-    assert finish(desk, monkeypatch, pace.Verdict(True, ("near",)), out) == 0
-    assert Journal(desk.journal.path.parent).solved(day.number, "speed")
-    assert marks(day, desk.journal) == "□" * (len(exercises_of(day)) - 1) + "■"
-    following = next_line(FOUND, desk.journal, (day, "speed"))
+    assert finish(tutor, monkeypatch, speed_check.Verdict(True, ("near",)), out) == 0
+    assert Journal(tutor.journal.path.parent).solved(day.number, "speed")
+    assert marks(day, tutor.journal) == "□" * (len(exercises_of(day)) - 1) + "■"
+    following = next_line(FOUND, tutor.journal, (day, "speed"))
     assert following.startswith("next: day ") and f"day {day.number}," not in following
     assert "near\nsolved: 0 checks passed\n" in out.getvalue() and following in out.getvalue()
 
 
 def test_what_needs_a_gpu_is_not_what_comes_next(
-    desk: Bench, monkeypatch: pytest.MonkeyPatch
+    tutor: FakeTutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day = next(day for day in FOUND if has_ladder(day))
     for name in exercises_of(day)[:-1]:
-        desk.journal.entry(day.number, name).solved = "2026-01-31"
-    assert next_exercise([day], desk.journal) == (day, "speed")
-    finish(desk, monkeypatch, pace.Verdict(False, ("no goal",), needs="a GPU"))
-    assert next_exercise([day], Journal(desk.journal.path.parent)) is None
+        tutor.journal.entry(day.number, name).solved = "2026-01-31"
+    assert next_exercise([day], tutor.journal) == (day, "speed")
+    finish(tutor, monkeypatch, speed_check.Verdict(False, ("no goal",), needs="a GPU"))
+    assert next_exercise([day], Journal(tutor.journal.path.parent)) is None
     assert len(exercises([day])) == len(exercises_of(day))
 
 

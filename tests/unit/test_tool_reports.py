@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from common.base.days import load_lesson, read_day
+from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.paths import DAYS
 from common.bench import counters
-from common.bench.counters import SECTORS, WAVEFRONTS, Kernel, NotCounted
+from common.bench.counters import LAUNCH, SECTORS, WAVEFRONTS, Kernel, NotCounted
 from common.cpu import access_table
-from common.cpu.findings import LineCounts
+from common.cpu.findings import LineCounts, Trace
 from common.process import worker
 from common.process.events import Finished
-from common.process.worker import Work
 from common.report.terminal import Report
 from common.tools import access_profile, compute_sanitizer, nsight
 
@@ -102,7 +102,9 @@ def test_a_problem_that_the_tools_cannot_run_is_left_out_and_reported() -> None:
         f"left out: {problem.name}: {problem.unwatched}" for problem in unwatched
     ]
     problem = unwatched[0]
-    under_tool = SimpleNamespace(work=Work(watched=True), backend=SimpleNamespace(name="cuda"))
+    under_tool = SimpleNamespace(
+        options=RunOptions(watched=True), backend=SimpleNamespace(name="cuda")
+    )
     call, outcome = worker.check_rung(under_tool, problem, problem.rungs[0], None)  # type: ignore[arg-type]
     assert call is None and outcome.status == SKIP and outcome.reason == problem.unwatched
 
@@ -113,7 +115,7 @@ def test_a_day_whose_problems_are_all_left_out_is_skipped(monkeypatch: pytest.Mo
     monkeypatch.setattr(compute_sanitizer, "find_tool", lambda *_: "compute-sanitizer")
     reported: list[object] = []
     channel = SimpleNamespace(emit=reported.append)
-    compute_sanitizer.run_day(day, None, Work(), channel)  # type: ignore[arg-type]
+    compute_sanitizer.run_day(day, None, RunOptions(), channel)  # type: ignore[arg-type]
     outcomes = [event.outcome for event in reported if isinstance(event, Finished)]
     assert {outcome.status for outcome in outcomes} == {SKIP}
     assert all("left out" in outcome.reason for outcome in outcomes)
@@ -140,13 +142,13 @@ def test_a_tool_that_fails_itself_runs_again_without_the_rung(
 
     monkeypatch.setattr(compute_sanitizer.subprocess, "run", run)
     outcome = RungOutcome("sanitize", "racecheck", "", PASS)
-    compute_sanitizer._run_tool("sanitizer", "racecheck", names, day, Work(), outcome)
+    compute_sanitizer._run_tool("sanitizer", "racecheck", names, day, RunOptions(), outcome)
     assert outcome.status == (SKIP if fails_on == set(names) else PASS)
     assert outcome.remarks == [
         f"left out: {name}: racecheck itself fails on it: no handler" for name in sorted(fails_on)
     ]
     outcome = RungOutcome("sanitize", "memcheck", "", PASS)
-    compute_sanitizer._run_tool("sanitizer", "memcheck", names, day, Work(), outcome)
+    compute_sanitizer._run_tool("sanitizer", "memcheck", names, day, RunOptions(), outcome)
     assert outcome.status == (FAIL if fails_on else PASS)
 
 
@@ -211,11 +213,13 @@ def test_further_counters_are_a_table() -> None:
 
 
 def test_the_cpu_backend_counts_by_the_same_names() -> None:
+    counts = [LOAD, OTHER_LOAD, STORE, SHARED, SHARED_ATOMIC]
+    launches = {"k": [(32, 0), (256, 64), (128, 96)], "other": [(64, 0)]}
     one, other = (
-        Kernel(**kernel)
-        for kernel in access_profile.kernels([LOAD, OTHER_LOAD, STORE, SHARED, SHARED_ATOMIC])
+        Kernel(**kernel) for kernel in access_profile.kernels(Trace([], counts, [], launches))
     )
     assert (one.name, other.name) == ("k", "other")
+    assert [one.counters[name] for name in LAUNCH] == [256, 64]
     assert [one.ratio(*SECTORS[kind]) for kind in SECTORS] == [6, 32]
     assert [one.counters[name] for name in WAVEFRONTS] == [64, 2]
     assert other.ratio(*WAVEFRONTS) == 0

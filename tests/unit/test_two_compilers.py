@@ -23,6 +23,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: dict[str, Mach
     monkeypatch.setattr(two_compilers, "cuda_code", lambda source, arch: source)
     monkeypatch.setattr(two_compilers, "triton_code", lambda *given: [triton])
     monkeypatch.setattr(two_compilers, "read_code", lambda cubin, name: codes[name])
+    kernels: list[tuple[str, str | TritonKernel]]
     kernels = [("a", "a_kernelIfE"), ("twin", TWIN), ("b", "b_kernelIfE")]
     two_compilers.print_machine_code(cuda, triton, kernels, note="fp32")
 

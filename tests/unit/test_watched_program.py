@@ -51,7 +51,7 @@ def test_a_program_without_an_end_is_ended() -> None:
 
 
 def test_a_program_is_ended_with_an_interrupted_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    children = []
+    children: list[subprocess.Popen[str]] = []
     communicate = subprocess.Popen.communicate
 
     def interrupted(child: subprocess.Popen[str], *args: Any, **options: Any) -> Any:

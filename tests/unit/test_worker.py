@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Problem, Rung
-from common.base.outcome import FAIL, PASS, RungOutcome, Timing
+from common.base.options import RunOptions
+from common.base.outcome import FAIL, PASS, RungOutcome, Status, Timing
 from common.check import beyond
 from common.check.call import Failure
 from common.process import worker
@@ -52,9 +53,11 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
             release_memory=lambda: happened.append("memory released"),
         )  # fmt: skip
         platform = SimpleNamespace(device="cuda", arch="9.0a")
+        options = RunOptions(quick=quick)
+        ceilings: Any = SimpleNamespace(rates={})
         whole: Any = worker.Run(
-            None, platform, worker.Work(quick), Direct(happened.append), None, backend, str, (),  # type: ignore[arg-type]
-            ceilings=SimpleNamespace(),
+            None, platform, options, Direct(happened.append), None, backend, str, (),  # type: ignore[arg-type]
+            ceilings=ceilings,
         )  # fmt: skip
 
         def check(run: Any, problem: Any, rung: Rung, operators: Any) -> Any:
@@ -83,7 +86,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def outcome(name: str, status: str = PASS, reason: str = "") -> RungOutcome:
+def outcome(name: str, status: Status = PASS, reason: str = "") -> RungOutcome:
     return RungOutcome("p", name, "", status, reason)
 
 

@@ -300,6 +300,20 @@ std::optional<double> time_of(const DeferredWork& work) {
 
 using namespace cudacpu;
 
+namespace {
+
+// Return what fails in a wait, as text, or "".
+std::string failure_of(const std::function<cudaError_t()>& wait) {
+  try {
+    const cudaError_t error = wait();
+    return error == cudaSuccess ? "" : cudaGetErrorString(error);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
 extern "C" {
 
 void cudacpu_set_late_streams(int on) {
@@ -348,11 +362,12 @@ void cudacpu_finish_work() {
   wait_for_all();
 }
 
-// Begin a launcher's check with late streams. All host arrays count as pinned, because their copies
-// are the latest. The current stream is not the default one, even if the arguments are host arrays.
-void cudacpu_begin_late_check() {
+// Begin a launcher's check with late streams. pinned: all host arrays count as pinned, because
+// their copies are the latest. The current stream is not the default one, even if the arguments are
+// host arrays.
+void cudacpu_begin_late_check(int pinned) {
   play_current_stream(true);
-  settings().host_is_pinned = true;
+  settings().host_is_pinned = pinned != 0;
   settings().late_streams = true;
 }
 
@@ -365,26 +380,28 @@ void cudacpu_copy_late(uintptr_t to, uintptr_t from, size_t bytes) {
   });
 }
 
+// Run what the current stream waits for, before host code of PyTorch does its own work in that
+// stream. Return what failed, or "". The text is valid until the next call.
+const char* cudacpu_wait_for_current_stream() {
+  static std::string text;
+  text = failure_of([] { return wait_for(current_stream()); });
+  return text.c_str();
+}
+
 // End the check: run what the current stream waits for, then all else. Return what failed, or the
 // work that the current stream does not wait for, or "". The text is valid until the next call.
 const char* cudacpu_end_late_check() {
   static std::string text;
-  text.clear();
-  auto attempt = [](auto&& wait) {
-    try {
-      const cudaError_t error = wait();
-      if (error != cudaSuccess && text.empty()) text = cudaGetErrorString(error);
-    } catch (const std::exception& error) {
-      if (text.empty()) text = error.what();
-    }
-  };
-  attempt([] { return wait_for(current_stream()); });
+  text = failure_of([] { return wait_for(current_stream()); });
   const std::string unfinished = cudacpu_unfinished_work();
   if (text.empty() && !unfinished.empty())
     text = "CUDA on CPU: the current stream does not wait for " + unfinished +
            "\n  record an event behind it, and let the current stream wait for that event";
   // An exception ends a wait early: no work may be left when the check's memory is freed.
-  while (!deferrals().pending.empty()) attempt(wait_for_all);
+  while (!deferrals().pending.empty()) {
+    const std::string failure = failure_of(wait_for_all);
+    if (text.empty()) text = failure;
+  }
   forget_freed_memory();
   play_current_stream(false);
   settings().late_streams = false;

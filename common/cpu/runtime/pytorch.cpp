@@ -223,6 +223,11 @@ void cudacpu_check_launcher(int on) {
   play_current_stream(on != 0);
 }
 
+// Return the device that the launcher chose in this thread without restoring the one before, or -1.
+int cudacpu_device_left() {
+  return chosen_device;
+}
+
 // Place this memory alone on the other device from now on.
 void cudacpu_on_other_device(uintptr_t begin, size_t bytes) {
   other_begin.store(begin);

@@ -7,13 +7,15 @@ namespace cudacpu::trace {
 
 namespace {
 
-struct KernelName {
+struct LaunchedKernel {
   std::string name;
   std::string launched_at;
-  bool operator==(const KernelName&) const = default;
+  unsigned threads;     // of a block
+  size_t shared_bytes;  // the dynamic part
+  bool operator==(const LaunchedKernel&) const = default;
 };
-std::vector<KernelName>& kernels() {
-  static auto& instance = *new std::vector<KernelName>;
+std::vector<LaunchedKernel>& kernels() {
+  static auto& instance = *new std::vector<LaunchedKernel>;
   return instance;
 }
 
@@ -48,7 +50,9 @@ uint32_t kernel_number() {
   const Launch& launch = *traced.launch;
   const char* signature = launch.signature.load();  // the launch may only know a pointer's name
   const char* name = signature ? signature : launch.site.kernel;
-  KernelName kernel{name ? name : "(unknown)", format("%s:%d", launch.site.file, launch.site.line)};
+  LaunchedKernel kernel{name ? name : "(unknown)",
+                        format("%s:%d", launch.site.file, launch.site.line), launch.threads,
+                        launch.config.shared_bytes};
   auto found = std::find(kernels().begin(), kernels().end(), kernel);
   number = static_cast<uint32_t>(found - kernels().begin());
   if (found == kernels().end()) kernels().push_back(std::move(kernel));
@@ -74,9 +78,11 @@ extern "C" const char* cudacpu_take_trace() {
   static std::string text;
   std::string names;
   text = "{\"findings\": " + races_as_json() + ", \"counts\": " + counts_as_json();
-  for (const KernelName& kernel : kernels())
-    names += (names.empty() ? "" : ", ") + std::string("{\"name\": ") + quoted(kernel.name) +
-             ", \"launched_at\": " + quoted(kernel.launched_at) + "}";
+  for (const LaunchedKernel& kernel : kernels())
+    names +=
+        (names.empty() ? "" : ", ") + std::string("{\"name\": ") + quoted(kernel.name) +
+        ", \"launched_at\": " + quoted(kernel.launched_at) +
+        format(", \"threads\": %u, \"shared_bytes\": %zu}", kernel.threads, kernel.shared_bytes);
   text += ", \"launches\": " + launches_as_json();
   text += ", \"kernels\": [" + names + "], \"sites\": " + sites_as_json() + "}";
   return text.c_str();

@@ -1,5 +1,6 @@
-// Bytes of cudaMalloc's memory that no kernel, copy or fill has written yet. The memory of the
-// program and of PyTorch, which host code can write, is not followed.
+// Bytes of cudaMalloc's memory that no kernel, copy or fill has written yet, and of tensors that a
+// launcher allocates through PyTorch without a fill (common/check/guard.py). The memory of the
+// program, which host code can write, is not followed.
 #include "tracer.h"
 
 #include <map>
@@ -86,3 +87,19 @@ bool reads_unset(uintptr_t address, size_t bytes) {
 }
 
 }  // namespace cudacpu::trace
+
+extern "C" {
+
+// Follow a tensor, from now on empty.
+void cudacpu_follow(uintptr_t begin, size_t bytes) {
+  cudacpu::trace::follow(reinterpret_cast<void*>(begin), bytes);
+}
+void cudacpu_follow_no_longer(uintptr_t begin) {
+  cudacpu::trace::follow_no_longer(reinterpret_cast<void*>(begin));
+}
+// Record that one of PyTorch's operators has written memory.
+void cudacpu_written(uintptr_t begin, size_t bytes) {
+  cudacpu::trace::written(reinterpret_cast<void*>(begin), bytes);
+}
+
+}  // extern "C"

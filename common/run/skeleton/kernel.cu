@@ -26,17 +26,12 @@ __global__ void skeleton_v1_thread_per_element_kernel(const T* __restrict__ x, T
 
 Tensor skeleton_v1_thread_per_element(const Tensor& x) {
   check(x, "x").on_gpu().floating().contiguous();
-  const DeviceGuard guard(x);
-  Tensor y = allocate_like(x);
-  if (x.numel() == 0) return y;  // a grid of no blocks is an error
   const unsigned blocks = grid_size(ceil_div<int64_t>(x.numel(), BLOCK), "x");
-  dispatch_floating(x, [&](auto zero) {
+  return output_like(x, "skeleton_v1_thread_per_element", [&](auto zero, auto* y) {
     using T = decltype(zero);
     skeleton_v1_thread_per_element_kernel<T>
-        <<<blocks, BLOCK, 0, current_stream(x)>>>(data<T>(x), mutable_data<T>(y), x.numel());
+        <<<blocks, BLOCK, 0, current_stream(x)>>>(data<T>(x), y, x.numel());
   });
-  check_launch("skeleton_v1_thread_per_element");
-  return y;
 }
 
 // ---------------------------------------------------------------------------------------------

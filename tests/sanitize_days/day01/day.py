@@ -24,5 +24,7 @@ PROBLEMS = (
         _rung("twice_left_early"),
         _rung("twice_left_rightly"),
         _rung("twice_mask"),
+        _rung("twice_unwritten"),
+        _rung("twice_fresh"),
     ),
 )

@@ -78,6 +78,22 @@ __global__ void twice_mask_kernel(const float* x, float* y, int n) {
   y[i] = two * x[i];
 }
 
+// A NaN, with which the memory begins here, is lost; on a GPU it holds any number.
+__global__ void twice_unwritten_kernel(const float* x, float* y, int n) {
+  __shared__ float least[THREADS];
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = fmaxf(2 * x[i], least[threadIdx.x]);  // line: twice_unwritten
+}
+
+// The result is fresh memory, as that of cudaMalloc is.
+__global__ void twice_fresh_kernel(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const volatile float* before = y + i;
+  static_cast<void>(*before);  // line: twice_fresh
+  y[i] = 2 * x[i];
+}
+
 #define LAUNCHER(name, kernel)                                                                  \
   Tensor name(const Tensor& x) {                                                                \
     check(x, "x").on_gpu().dtype({ScalarType::Float}).rank(1).contiguous();                     \
@@ -101,6 +117,8 @@ LAUNCHER(twice_deadlock, twice_deadlock_kernel)
 LAUNCHER(twice_left_early, twice_left_early_kernel)
 LAUNCHER(twice_left_rightly, twice_left_rightly_kernel)
 LAUNCHER(twice_mask, twice_mask_kernel)
+LAUNCHER(twice_unwritten, twice_unwritten_kernel)
+LAUNCHER(twice_fresh, twice_fresh_kernel)
 
 STABLE_TORCH_LIBRARY(day01, m) {
   m.def("twice_right(Tensor x) -> Tensor");
@@ -112,6 +130,8 @@ STABLE_TORCH_LIBRARY(day01, m) {
   m.def("twice_left_early(Tensor x) -> Tensor");
   m.def("twice_left_rightly(Tensor x) -> Tensor");
   m.def("twice_mask(Tensor x) -> Tensor");
+  m.def("twice_unwritten(Tensor x) -> Tensor");
+  m.def("twice_fresh(Tensor x) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(day01, CUDA, m) {
   m.impl("twice_right", TORCH_BOX(&twice_right));
@@ -123,4 +143,6 @@ STABLE_TORCH_LIBRARY_IMPL(day01, CUDA, m) {
   m.impl("twice_left_early", TORCH_BOX(&twice_left_early));
   m.impl("twice_left_rightly", TORCH_BOX(&twice_left_rightly));
   m.impl("twice_mask", TORCH_BOX(&twice_mask));
+  m.impl("twice_unwritten", TORCH_BOX(&twice_unwritten));
+  m.impl("twice_fresh", TORCH_BOX(&twice_fresh));
 }
