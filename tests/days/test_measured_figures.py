@@ -65,7 +65,7 @@ def test_a_measured_figure_is_in_a_table_or_has_a_date(day: Day) -> None:
 
 @every_day
 def test_bounds_are_computed_with_a_measured_clock(day: Day) -> None:
-    """The H200's, whose results the READMEs show; another clock has its GPU and date."""
+    """The clock is that of the H200, whose results the READMEs show; another has GPU and date."""
     known = ceilings_of("NVIDIA H200")
     assert known
     clocks = {f"{mhz / 1000:.2f}" for mhz in known.mhz.values()}
