@@ -4,7 +4,7 @@ Four features of CUDA C++ are not C++. Each is replaced in place, so that every 
 number and every compiler message points into the `.cu`: launches (launches.py), `__shared__`
 variables (shared_variables.py), the kernels themselves (kernels.py) and some names (names.py). In
 addition, a pair in braces gets its type (braced_pairs.py), `__device__` variables are put apart
-(device_variables.py), calls whose errors are ignored record their place (unchecked_calls.py),
+(device_variables.py), calls whose errors are not checked record their place (unchecked_calls.py),
 a loop that waits for another thread lets that thread run (waiting_loops.py), code that needs the
 threads of a warp to run in step reports it (warp_in_step.py), and conditions on `__CUDA_ARCH__` and
 `__CUDACC__` are decided (conditions.py). A feature that the backend lacks is refused with file and

@@ -2,7 +2,7 @@
 
 cudaFree(p);                       ::cudacpu::unchecked(cudaFree(p), {__FILE__, 7}, "cudaFree");
 
-If it fails, and no later call asks for the last error, the program prints it at its end.
+If it fails, and no later call asks for the last error, the program reports it at its end.
 """
 
 from collections.abc import Set

@@ -140,7 +140,7 @@ OF_HOST = "host code accessed the device memory of a __device__ variable\n  at {
 # The case, the exit code (None: a signal), and words of the error output, "" for none.
 SILENT_CASES = [
     ("twice", 0, "silent.cu:10 failed: invalid argument; the program never looks for errors"),
-    ("asked", 0, ""),
+    ("answered", 0, ""),
     ("void", 0, ""),
     ("copy", 0, "cudaMemcpy at {}/silent.cu:13 failed: invalid argument"),
     ("freed", 1, "argument 1 of kernel fill points to memory that was freed, at {}/silent.cu:15"),

@@ -274,7 +274,7 @@ def test_lambdas_that_copy_see_shared_variables() -> None:
     ],
 )
 def test_kernels_tell_who_they_are(kernel: str, parameters: str, name: str, limits: str) -> None:
-    """The type distinguishes kernels of one name, and a kernel from a function of the C library."""
+    """The type chooses among kernels of one name, and functions of the C library."""
     entry = f"(static_cast<void (*)({parameters})>(&{name})), {limits}"
     assert f"CUDACPU_ENTRY({entry})" in _rewritten(kernel)
 
