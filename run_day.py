@@ -489,7 +489,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return editor.main(root.parent)
     if args.diff:
-        from common.run.command import show_diff
+        from common.run.reports import show_diff
 
         first, second = args.diff
         return show_diff(args.selected, first, second, root, colour=args.colour)
@@ -582,9 +582,9 @@ def new_day(number: str, title: str, root: Path) -> int:
 
 def use_reports(args: argparse.Namespace, root: Path) -> int:
     """Run `--merge`, `--write --from`, and `--write` or `--html` alone."""
-    from common.run import command
+    from common.run import reports
 
-    return command.use_reports(
+    return reports.use_reports(
         args.merge or ([args.source] if args.source else []),
         root.parent if args.write else None,
         args.json,
@@ -596,10 +596,10 @@ def use_reports(args: argparse.Namespace, root: Path) -> int:
 
 def compare_reports(args: argparse.Namespace, root: Path) -> int:
     """Run `--compare`."""
-    from common.run import command
+    from common.run import reports
 
     old, new = args.compare
-    return command.compare_reports(old, new, args.threshold / 100, args.html, root, args.colour)
+    return reports.compare_reports(old, new, args.threshold / 100, args.html, root, args.colour)
 
 
 def replace_closed_streams() -> None:

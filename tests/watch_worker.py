@@ -18,7 +18,7 @@ from common.base.outcome import FAIL, DayOutcome, RungOutcome
 from common.practice.challenge import Challenge, WriteChallenge
 from common.practice.journal import Journal
 from common.report.terminal import Report
-from common.run.command import Interrupted, signals_raise
+from common.run.exit_status import Interrupted, signals_raise
 from common.run.tutor import Tutor
 from common.run.watching import watch
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from common.base.cache import cache_directory
+from common.base.decoding import PlainError, decode, parse
 from common.base.outcome import HOST_CLOCK, Timing
 from common.base.paths import DAYS
-from common.base.plain import PlainError, decode, parse
 from common.base.where import slug
 
 UNITS = {  # of each rate; a multiply-add is two operations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from common.base.plain import decode
+from common.base.decoding import decode
 
 Status = Literal["PASS", "FAIL", "SKIP"]
 PASS: Status = "PASS"

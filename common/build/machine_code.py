@@ -113,7 +113,7 @@ def architecture() -> str:
 
 
 def cuda_code(source: Path, arch: str) -> Path:
-    """Return the cubin of a `.cu`, which lies beside ptxas's report. Raise Skip without nvcc,
+    """Return the cubin of a `.cu`, which lies next to ptxas's report. Raise Skip without nvcc,
     BuildError."""
     toolkit = find_toolkit()
     if toolkit is None:
@@ -149,7 +149,7 @@ def cuda_kernels(source: Path, arch: str) -> dict[str, MachineCode]:
     }
 
 
-PTXAS = "ptxas.txt"  # beside a cubin
+PTXAS = "ptxas.txt"  # next to a cubin
 _PROPERTIES = re.compile(
     r"Function properties for (\w+)\n +(\d+) bytes stack frame, (\d+) bytes spill stores, "
     r"(\d+) bytes spill loads\n.*Used (\d+) registers(?:.*?, (\d+) bytes smem)?"

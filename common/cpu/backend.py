@@ -66,7 +66,8 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
     "zeroed": (*_WATCHING_ADDRESSES, "-ftrivial-auto-var-init=zero"),
     # Only the compiler's calls to the thread sanitizer are used: its library is not linked.
     # Structures stay whole, or a float4 would be read as four floats; equal statements are not
-    # merged, or one would be reported with the line of another.
+    # merged, or one would be reported with the line of another, and loops stay loops and become no
+    # memset.
     "trace": (
         "-fsanitize=thread",
         "--param=tsan-distinguish-volatile=1",
@@ -74,6 +75,7 @@ _VARIANT_FLAGS: Final[dict[Variant, tuple[str, ...]]] = {
         "-fno-ipa-sra",
         "-fno-crossjumping",
         "-fno-tree-tail-merge",
+        "-fno-tree-loop-distribute-patterns",
         "-fno-optimize-sibling-calls",
         "-Wno-tsan",  # "fences are not supported": here they are
     ),
@@ -147,11 +149,17 @@ _ADDRESS_CALLS: Final = (
 )
 
 
+# Functions of the C and C++ libraries that access or allocate memory; runtime/tracer.cpp replaces
+# them.
+_TRACED_CALLS: Final = ("memcpy", "memmove", "memset", "malloc", "_Znwm", "_Znam")
+
+
 def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
     """Return linker flags for a day that runs on this runtime library, built as the same
     variant."""
     runtime = runtime.resolve()
     renamed = _ADDRESS_CALLS if variant in ("address", "zeroed") else ()
+    renamed = _TRACED_CALLS if variant == "trace" else renamed
     # -Bsymbolic: a day calls its own kernels, even if another library defines the same names.
     # --no-as-needed: the library that the linker sees may be an empty one of that name.
     return [

@@ -48,6 +48,16 @@ _MANY_BLOCKS = (
     "cuda::atomic that one releases and the other acquires"
 )
 
+_NO_FENCE = (
+    "an atomic operation makes earlier accesses known only if a fence stands before it: "
+    "__threadfence() between the access and the atomic operation, and one after the atomic "
+    "operation by which the other thread sees it"
+)
+_HOST = (
+    "a kernel cannot access memory of the host: copy what the pointer points to by cudaMalloc and "
+    "cudaMemcpy as well, and store the device's pointer"
+)
+
 _SAME_PLACE = (
     "two threads write one place, and whose number stays is a matter of chance: should each have a "
     "place of its own, by its index, or only one of them write?"
@@ -78,10 +88,11 @@ RETURNED_EARLY = re.compile(r"\d+ of \d+ threads of block \(\d+,\d+,\d+\) had re
 
 _UPDATE = re.compile(r"(\w+)\)?(?:\[[^=]*\])?\s*[-+*/|&^]=(?!=)(.*)")
 
-# The kinds of findings about the order of accesses; the other kind is "unwritten".
+# The kinds of findings about the order of accesses; the others are about one access.
 RACES = ("race", "copy", "fence", "mbarrier")
+_OF_ONE = ("unwritten", "host")
 # If two findings have the same lines, the heavier one is reported.
-_WEIGHT = {"unwritten": 0, "fence": 1, "mbarrier": 1, "race": 2, "copy": 3}
+_WEIGHT = {"unwritten": 0, "host": 1, "fence": 1, "mbarrier": 1, "race": 2, "copy": 3}
 
 
 @dataclass(frozen=True)
@@ -117,11 +128,13 @@ class Finding:
     """A finding of the tracer. what: "race"; "copy", if memory is used before an asynchronous copy
     to it was waited for, or changed while one from it, or a wgmma, is in flight; "fence", if the
     copy engine or wgmma reads data stored without fence_for_copy_engine; "mbarrier", if a copy
-    completes at an mbarrier without a fence after its initialisation; or "unwritten", if shared
-    memory is read that no thread of the block has written, or unwritten memory of cudaMalloc.
+    completes at an mbarrier without a fence after its initialisation; "unwritten", if shared
+    memory is read that no thread of the block has written, or unwritten memory of cudaMalloc; or
+    "host", if a kernel of a program accesses memory of the host.
 
     memory: the place in a variable or tensor, as far as known. first, second: in the order in which
-    they ran; for "unwritten", equal.
+    they ran; for "unwritten" and "host", equal. unfenced: True if an atomic operation would order
+    the two if a fence stood before it.
     """
 
     what: str
@@ -130,6 +143,7 @@ class Finding:
     memory: str
     first: Access
     second: Access
+    unfenced: bool = False
 
     def places(self) -> list[str]:
         """Return the two lines in a fixed order; findings with the same lines are alike."""
@@ -159,13 +173,18 @@ class Finding:
                 f"no fence between the mbarrier's initialisation at {self.first.place()} and the "
                 f"copy that completes at it, {self.second.place()}: {self.memory}"
             )
-        return f"race on {self.memory}: {self.first.place()} and {self.second.place()}"
+        if self.what == "host":
+            return f"{self.second.place()} follows a pointer to host memory"
+        missing = ", which atomics do not order without __threadfence()" if self.unfenced else ""
+        return f"race on {self.memory}: {self.first.place()} and {self.second.place()}{missing}"
 
     def details(self) -> list[str]:
         """Return lines with the two accesses and the likely fix."""
         where = f"in kernel {self.kernel}, launched at {self.launched_at}"
         if self.what == "unwritten":
             return [self.second.describe(), "fresh memory holds arbitrary values", where]
+        if self.what == "host":
+            return [self.second.describe(), _HOST, where]
         if self.what == "copy":
             wait = _WAIT_TO_REUSE if self.first.access == "read" else _WAIT
             return [self.first.describe(), self.second.describe(), wait, where]
@@ -176,6 +195,8 @@ class Finding:
         return [self.first.describe(), self.second.describe(), self._advice(), where]
 
     def _advice(self) -> str:
+        if self.unfenced:
+            return _NO_FENCE
         kinds = {self.first.access, self.second.access}
         if kinds == {"write"} and self.first.place() == self.second.place():
             return _SAME_PLACE
@@ -265,11 +286,12 @@ def read(text: str) -> Trace:
             item["memory"] or ("shared memory" if item["shared"] else "global memory"),
             _access(item["first"], lines),
             _access(item["second"], lines),
+            "unfenced" in item,
         )
         # Inlined code and templates give several findings for one line. A copy that no thread
         # waits for also races with what ran before its start, and a missing barrier matters more
         # than a missing fence.
-        key = (finding.what == "unwritten", *finding.places())
+        key = (finding.what in _OF_ONE, *finding.places())
         known = findings.get(key)
         if known is None or _WEIGHT[finding.what] > _WEIGHT[known.what]:
             findings[key] = finding

@@ -22,6 +22,7 @@ from common.cpu.syntax import (
     opening,
     split,
     statement_start,
+    top_level,
 )
 
 _TYPE_WORDS = (
@@ -33,7 +34,7 @@ _TYPE_WORDS = (
 def edit(stream: Stream) -> None:
     """Insert a CUDACPU_ENTRY at the start of every kernel."""
     tokens = stream.tokens
-    kernels: list[tuple[int, str, bool, list[str]]] = []
+    kernels: list[tuple[int, str, list[str]]] = []
     for p, token in enumerate(tokens):
         if not token.is_op("{"):
             continue
@@ -41,12 +42,20 @@ def edit(stream: Stream) -> None:
         if any(t.is_word("__global__") for t in tokens[head:p]):
             _refuse_copied_maps(tokens[head:p])
             kernels.append((p, *_identity(tokens, head, p)))
-    for p, name, specialised, limits in kernels:
-        overloads = sum(other[1] == name for other in kernels)
-        hidden = _has_parameter(tokens, p, name)
-        known = name and (overloads == 1 or specialised) and not hidden
-        address = f"(&{name})" if known else "(nullptr)"
+    for p, name, limits in kernels:
+        known = name and tokens[p - 1].is_op(")") and not _has_parameter(tokens, p, name)
+        address = f"(static_cast<{_type(tokens, p)}>(&{name}))" if known else "(nullptr)"
         stream.insert_after(p, f" CUDACPU_ENTRY({', '.join([address, *limits])})")
+
+
+def _type(tokens: Sequence[Token], body: int) -> str:
+    """Return the type of a pointer to the kernel whose body starts at `body`: it chooses among
+    functions of one name, which may be another kernel or one of the C library, such as `div`."""
+    parameters = []
+    for begin, end in split(tokens, opening(tokens, body - 1) + 1, body - 1):
+        default = next((q for q in top_level(tokens, begin, end) if tokens[q].is_op("=")), end)
+        parameters.append(flat(tokens[begin:default]))
+    return f"void (*)({', '.join(parameters)})"
 
 
 def _has_parameter(tokens: Sequence[Token], body: int, name: str) -> bool:
@@ -80,8 +89,8 @@ def _refuse_copied_maps(head: Sequence[Token]) -> None:
             )
 
 
-def _identity(tokens: Sequence[Token], head: int, body: int) -> tuple[str, bool, list[str]]:
-    """Return the name with template arguments (or ""), True if specialised, and the launch bounds.
+def _identity(tokens: Sequence[Token], head: int, body: int) -> tuple[str, list[str]]:
+    """Return the name with template arguments (or ""), and the launch bounds.
 
     The bounds are the number of threads (0: any), then the extents of a cluster, if any.
     """
@@ -118,11 +127,11 @@ def _identity(tokens: Sequence[Token], head: int, body: int) -> tuple[str, bool,
         start = angle_opening(tokens, start) - 1
         specialised = True
     if not tokens[start].is_word() or parameters is None:
-        return "", False, [bound, *cluster]
+        return "", [bound, *cluster]
     name = flat(tokens[start:q])
     if parameters and not specialised:
         name += f"<{', '.join(parameters)}>"
-    return name, specialised, [bound, *cluster]
+    return name, [bound, *cluster]
 
 
 def _parameter_names(tokens: Sequence[Token], start: int, end: int) -> list[str] | None:

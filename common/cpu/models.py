@@ -35,6 +35,7 @@ class Card:
     shared_reserved: int
     max_cluster: int
     l2: int
+    copy_engines: int
 
 
 @cache

@@ -7,6 +7,10 @@
 //   CUDACPU_DEVICE_POINTERS  refuse or allow: that host code follows them
 //   CUDACPU_PROGRESS     seconds after which a launch reports its progress; default 5
 //   CUDACPU_STREAMS      early or late: when the work of streams runs
+//   CUDACPU_LAST_LATE    how many operations of streams are late: the debugger finds the one that
+//   may
+//                        not be
+//   CUDACPU_PRINTS       "sorted": printf of kernels by its text, the same in each order
 //   CUDACPU_HINTS        0 omits the hints that the debugger's rows give
 //   CUDACPU_MODEL        the card that is played, 7.5 to 12.0; else the one that it was built for
 #include <cmath>
@@ -27,6 +31,8 @@ void cudacpu_set_time_limit(double seconds);
 int cudacpu_set_model(const char* name);
 void cudacpu_refuse_host_pointers(int on);
 void cudacpu_close_device_memory(int on);
+void cudacpu_close_device_variables(void* begin, void* end);
+void cudacpu_set_prints(int prints);
 void cudacpu_set_strict_barriers(int on);
 void cudacpu_set_masks(int masks);
 void cudacpu_set_asserts_lose_context(int on);
@@ -35,7 +41,9 @@ void cudacpu_set_progress_after(double seconds);
 void cudacpu_set_late_streams(int on);
 const char* cudacpu_unfinished_work();
 void cudacpu_finish_work();
-const char* cudacpu_unchecked_launch();
+void cudacpu_set_last_late(uint64_t number);
+const char* cudacpu_last_late();
+const char* cudacpu_unchecked_error();
 void cudacpu_look_for_unset(int on);
 const char* cudacpu_unset_in_copy();
 const char* cudacpu_warp_in_step();
@@ -43,6 +51,17 @@ const char* cudacpu_undefined_shuffle();
 #ifdef CUDACPU_TRACE
 void cudacpu_set_trace(int mode);
 const char* cudacpu_take_trace();
+#endif
+
+#ifndef __clang__
+// `__device__` variables (cudacpu/device_variable.h). This file is the last to be linked: its page
+// ends each section at a page, and makes it begin at one.
+#define CUDACPU_PAGE __attribute__((used, aligned(4096)))
+CUDACPU_PAGE __attribute__((section("cudacpu_device"))) char cudacpu_last_value[4096] = {};
+CUDACPU_PAGE __attribute__((
+    section("cudacpu_device_zero,\"aw\",@nobits\n#"))) char cudacpu_last_variable[4096];
+extern char __start_cudacpu_device[] __attribute__((visibility("hidden")));
+extern char __start_cudacpu_device_zero[] __attribute__((visibility("hidden")));
 #endif
 }
 
@@ -81,9 +100,11 @@ void finish_work() {
   const std::string first = cudacpu_unfinished_work();
   if (first.empty()) return;
   fprintf(stderr,
-          "CUDA on CPU: nothing waits for %s: it runs now, at the end of the program; a GPU may "
-          "not run it\n",
+          "CUDA on CPU: nothing waits for %s: it runs now, at the end of the program, and what it "
+          "prints is lost; a GPU may not run it\n",
           first.c_str());
+  const int none = 2;
+  cudacpu_set_prints(none);
   std::thread(cudacpu_finish_work).join();
 }
 
@@ -109,10 +130,11 @@ void write_trace() {
 }
 
 bool hints = true;
+bool limits_late = false;
 
 // Print hints that explain a wrong result afterwards.
 void print_hints() {
-  if (const char* text = cudacpu_unchecked_launch(); *text)
+  if (const char* text = cudacpu_unchecked_error(); *text)
     fprintf(stderr, "CUDA on CPU: %s; the program never looks for errors\n", text);
   if (hints) {
     for (const char* text : {cudacpu_unset_in_copy(), cudacpu_warp_in_step()})
@@ -186,12 +208,19 @@ struct Start {
       refuse("CUDACPU_MODEL", model, "a model: python -m common.cpu --help lists them");
     cudacpu_refuse_host_pointers(refused("CUDACPU_HOST_POINTERS"));
     cudacpu_close_device_memory(refused("CUDACPU_DEVICE_POINTERS"));
+#ifndef __clang__
+    cudacpu_close_device_variables(__start_cudacpu_device, cudacpu_last_value);
+    cudacpu_close_device_variables(__start_cudacpu_device_zero, cudacpu_last_variable);
+#endif
     cudacpu_set_late_streams(choice("CUDACPU_STREAMS", {"early", "late"}, "early or late"));
+    if ((limits_late = number("CUDACPU_LAST_LATE", 0, -1) >= 0))
+      cudacpu_set_last_late(static_cast<uint64_t>(number("CUDACPU_LAST_LATE", 0, 0)));
     const int strict = number("CUDACPU_STRICT", 0, 0) != 0;
     cudacpu_set_strict_barriers(strict);
     cudacpu_set_masks(strict);  // those that name lanes that have returned are named
     cudacpu_set_asserts_lose_context(1);
     cudacpu_set_writes_beyond_throw(0);
+    cudacpu_set_prints(choice("CUDACPU_PRINTS", {"as run", "sorted"}, "as run or sorted"));
     hints = number("CUDACPU_HINTS", 0, 1) != 0;
     cudacpu_look_for_unset(hints);
 #ifdef CUDACPU_TRACE
@@ -202,6 +231,7 @@ struct Start {
   }
   ~Start() {
     finish_work();
+    if (limits_late) fprintf(stderr, "late: %s\n", cudacpu_last_late());
     write_trace();
     print_hints();
   }

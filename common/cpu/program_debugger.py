@@ -30,10 +30,14 @@ _ORDERS = (("reverse", 0), ("random", 1), ("random", 2), ("random", 3))
 _LATE = (("forward", 0), ("random", 1), ("random", 2))
 _RACES = {"CUDACPU_TRACE": "1", "CUDACPU_HINTS": "1"}  # of copies, which are not traced
 _NEVER_WRITTEN = "that nothing has written"
-_OWN_ROWS = {"CUDACPU_HINTS": "0"}  # "unwritten" and "races" replace the program's hints
+# "unwritten" and "races" replace the program's hints; CUDA promises no order of printf by threads.
+_OWN_ROWS = {"CUDACPU_HINTS": "0", "CUDACPU_PRINTS": "sorted"}
 _NOTE = re.compile(r"^note: (.+:\d+: lane \d+ reads lane .*)$", re.MULTILINE)  # of program.cpp
 STREAMS = "the same result, however late the work of streams runs"
 _UNFINISHED = "nothing waits for "  # beginning of the last message of program.cpp
+_LATE_COUNT = re.compile(r"^late: (\d+) operations$", re.MULTILINE)  # of program.cpp
+_LATE_WAIT = re.compile(r"^(nothing waits in time for .+)$", re.MULTILINE)
+_ALL_LATE = 10**9
 _SHOWN = 40  # lines of a row's details
 _REPEATS = 4  # further runs in the first order before a line of output counts as another
 
@@ -107,6 +111,9 @@ def report(
             judge_orders(first, repeats, others),
             judge_streams(first, repeats, others, late),
         ]
+    if compared[1].status == FAIL:
+        blamed = missing_wait(plain, arguments, seconds, first, repeats, late)
+        compared[1].details = [*blamed, *compared[1].details]
     rows = [
         *compared,
         judge_waits([first, *others]),
@@ -118,6 +125,9 @@ def report(
         variables = {**_RACES, "CUDACPU_TRACE_FILE": str(trace)}
         traced = run(built, arguments, "with every access traced", seconds, variables)
         text = trace.read_text(encoding="utf-8") if trace.is_file() else ""
+    of_host = judge_trace("addresses", traced, text, ("host",))
+    if of_host.status == FAIL and rows[-1].status != FAIL:
+        rows[-1] = of_host
     rows.append(judge_trace("races", traced, text, findings.RACES))
     rows.append(judge_unwritten(traced, text))
     return rows
@@ -192,11 +202,55 @@ def judge_streams(
             lines = said[0].splitlines()
             row.status, row.reason, row.details = FAIL, f"{run.order}: {lines[0]}", lines[1:_SHOWN]
             return row
+        unfinished = [text for text in run.thrown() if text.startswith(_UNFINISHED)]
         if _differs(row, first, repeats, run):
+            row.details += unfinished
             return row
-        if not row.details:
-            row.details = [text for text in run.thrown() if text.startswith(_UNFINISHED)]
+        row.details = row.details or unfinished
     return row
+
+
+def missing_wait(
+    built: Path,
+    arguments: Sequence[str],
+    seconds: float,
+    first: Run,
+    repeats: Sequence[Run],
+    late: Sequence[Run],
+) -> list[str]:
+    """Return the operation that some code uses before it waits for it, or [].
+
+    The first late run that differs is repeated with the first n operations late, and the others run
+    when they are submitted; the largest n that changes nothing is searched by bisection.
+    """
+
+    def is_wrong(run: Run) -> bool:
+        scratch = RungOutcome("sanitize", "streams", STREAMS, PASS)
+        return run.code is not None and _differs(scratch, first, repeats, run)
+
+    modes = (mode for run, mode in zip(late, _LATE, strict=True) if is_wrong(run))
+    order, seed = next(modes, ("", 0))
+    if not order:
+        return []
+    variables = {"CUDACPU_STREAMS": "late", "CUDACPU_ORDER": order, "CUDACPU_SEED": str(seed)}
+
+    def limited(operations: int) -> Run:
+        limit = {**variables, "CUDACPU_LAST_LATE": str(operations)}
+        return run(built, arguments, "with some late streams", seconds, limit)
+
+    count = _LATE_COUNT.search(limited(_ALL_LATE).errors)
+    right, last = 0, int(count[1]) if count else 0
+    found = limited(last)
+    if not last or not is_wrong(found):
+        return []
+    while last - right > 1:
+        middle = (right + last) // 2
+        tried = limited(middle)
+        if is_wrong(tried):
+            last, found = middle, tried
+        else:
+            right = middle
+    return _LATE_WAIT.findall(found.errors)
 
 
 def _why_not_compared(first: Run, repeats: Sequence[Run]) -> str:

@@ -3,10 +3,12 @@
 Four features of CUDA C++ are not C++. Each is replaced in place, so that every line keeps its
 number and every compiler message points into the `.cu`: launches (launches.py), `__shared__`
 variables (shared_variables.py), the kernels themselves (kernels.py) and some names (names.py). In
-addition, a pair in braces gets its type (braced_pairs.py), a loop that waits for another thread
-lets that thread run (waiting_loops.py), code that needs the threads of a warp to run in step
-reports it (warp_in_step.py), and conditions on `__CUDA_ARCH__` and `__CUDACC__` are decided
-(conditions.py). A feature that the backend lacks is refused with file and line (features.py).
+addition, a pair in braces gets its type (braced_pairs.py), `__device__` variables are put apart
+(device_variables.py), calls whose errors are not looked at record their place (unchecked_calls.py),
+a loop that waits for another thread lets that thread run (waiting_loops.py), code that needs the
+threads of a warp to run in step reports it (warp_in_step.py), and conditions on `__CUDA_ARCH__` and
+`__CUDACC__` are decided (conditions.py). A feature that the backend lacks is refused with file and
+line (features.py).
 """
 
 import itertools
@@ -18,12 +20,14 @@ from pathlib import Path
 from common.cpu import (
     braced_pairs,
     conditions,
+    device_variables,
     includes,
     kernels,
     launches,
     models,
     names,
     shared_variables,
+    unchecked_calls,
     waiting_loops,
     warp_in_step,
 )
@@ -130,6 +134,8 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
         shared_variables.edit(stream, numbers, project.shared_variables)
         braced_pairs.edit(stream)
         launches.edit(stream)
+        device_variables.edit(stream)
+        unchecked_calls.edit(stream, project.declared)
     kernels.edit(code)
     volatile = waiting_loops.volatile_names(code.tokens)
     waiting_loops.edit(code, volatile, project.volatile_readers)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from common.base.course_parts import part_of
 from common.base.day_files import DEBUG, SPEED
 from common.base.days import Day
 from common.base.figures import counted
 from common.base.ladder import has_ladder
-from common.base.parts import part_of
 from common.practice.journal import Journal
 from common.practice.steps import ExerciseError
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from common.base.decoding import decode
 from common.base.outcome import RungOutcome
-from common.base.plain import decode
 from common.report.drawn_launch import DrawnLaunch
 from common.report.launch_lines import launch_lines
 from common.report.launch_svg import Part, launches_as_svg

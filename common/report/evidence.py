@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.day_files import DayFileError, text_of
-from common.base.plain import PlainError, decode, parse
+from common.base.decoding import PlainError, decode, parse
 from common.base.toolchain import sm
 from common.report.columns import markdown_table
 from common.report.files import ResultsError

@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from common.base.ceilings import UNITS, Ceilings
+from common.base.course_parts import part_of
 from common.base.day_files import Step
 from common.base.days import FURTHER_SHOWS, Day, discover
 from common.base.figures import (
@@ -38,14 +39,13 @@ from common.base.figures import (
 )
 from common.base.ladder import has_ladder
 from common.base.outcome import PASS, RungOutcome
-from common.base.parts import part_of
 from common.base.toolchain import sm
 from common.base.verdict import Score
 from common.base.where import versions
-from common.report.climb import climb, steps_of
 from common.report.columns import MARKDOWN, PROGRESS, in_markdown, markdown_table
 from common.report.evidence import EVIDENCE, Evidence, evidence_block, from_text
 from common.report.files import ResultsError
+from common.report.front_chart import climb, steps_of
 from common.report.glossary import glossary
 from common.report.in_python import python_block
 from common.report.plot import plot

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+from common.base.course_parts import part_of
 from common.base.days import Day
 from common.base.figures import counted, rate
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
-from common.base.parts import part_of
 from common.base.verdict import Score
 from common.base.where import device_name, versions
 from common.report.columns import HOST, MARKDOWN, PROGRESS

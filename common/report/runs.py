@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.base.decoding import PlainError, decode, parse
 from common.base.figures import printable
 from common.base.outcome import DayOutcome
-from common.base.plain import PlainError, decode, parse
 from common.base.verdict import Score, Verdict, score
 from common.base.where import WHERE, slug
 from common.report.files import ResultsError, write_atomically

@@ -26,10 +26,10 @@ from common.base.ceilings import Ceilings, by_gpu, ceilings_files, share_of
 from common.base.day_files import DayFileError, text_of
 from common.base.days import Day, discover, load_lesson
 from common.base.declaration import Target
+from common.base.decoding import PlainError, decode, parse
 from common.base.figures import numbers
 from common.base.outcome import FAIL, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.paths import ROOT
-from common.base.plain import PlainError, decode, parse
 from common.base.targets import all_met
 from common.base.verdict import Score
 from common.base.where import slug

@@ -1,42 +1,43 @@
-"""Execute the command line: run days, or show and store reports of runs."""
+"""Run the days that a command line selects: check and time them, or run a tool over them."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from common.base.cache import keep_compilers_caches
 from common.base.ceilings import ceilings_of
 from common.base.compiling import BuildError
 from common.base.day_files import DayFileError, text_of
-from common.base.days import Day, discover, read_day
-from common.base.figures import numbers
+from common.base.days import Day, read_day
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, DayOutcome, Skip
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
-from common.base.where import cores, device_name, versions, where
+from common.base.where import cores, where
 from common.cpu import libraries, models
-from common.practice.journal import Journal, JournalError, practice_folder
-from common.practice.progress import exercises_of
-from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_of
 from common.practice.steps import linked_for
-from common.process.child import Child, end_strays, fork
+from common.process.child import Child, fork
 from common.process.events import Channel, Direct, Ended, Event, Finished, Progress, Step
 from common.report import markdown, stored
 from common.report import runs as reports
-from common.report.comparison import Change, compare, compared_lines, in_one_only
 from common.report.drawn_call import DrawnRungs
 from common.report.files import ResultsError, check_writable, write_atomically
-from common.report.terminal import NO_TIMES, Report
+from common.report.terminal import Report
+from common.run.exit_status import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    Interrupted,
+    Refused,
+    exit_code,
+    refuse,
+    signals_raise,
+)
+from common.run.reports import write_page
 from common.run.runner import (
     BUILD_GRACE,
     ONE_BY_ONE,
@@ -47,72 +48,10 @@ from common.run.runner import (
 from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
 from common.run.selection import Selection, SelectionError, select
 
-EXIT_PASSED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-
-SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is sent again
-
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
 NO_CEILINGS = "this GPU's ceilings are unknown, so no shares are shown: run_day.py 50 measures them"
 NO_DRAWING_ON_GPU = "drawn on the CPU backend, which sees every access; a GPU does not tell them"
-
-
-class Refused(Exception):
-    """A run that cannot begin. lines: the reasons. code: the exit code."""
-
-    def __init__(self, lines: Sequence[str], code: int = EXIT_FAILED):
-        super().__init__("\n".join(lines))
-        self.lines, self.code = list(lines), code
-
-
-class Interrupted(BaseException):
-    """A signal ended this process. number: the signal."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
-
-
-def exit_code(outcomes: Sequence[DayOutcome]) -> int:
-    """Return 0 if nothing failed and something passed, else 1."""
-    if any(outcome.status == FAIL for outcome in outcomes):
-        return EXIT_FAILED
-    return EXIT_PASSED if any(o.status == PASS for o in outcomes) else EXIT_FAILED
-
-
-@contextmanager
-def signals_raise() -> Iterator[None]:
-    """Make SIGINT, SIGTERM and SIGHUP raise Interrupted, once, so that a second one does not
-    interrupt the clean-up. End all children of this process on exit.
-
-    Python ignores an exception raised in a destructor or in the callback of a weak reference, as
-    during imports: then the signal is sent again.
-    """
-
-    def interrupt(number: int, _frame: object) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
-        if not isinstance(unraisable.exc_value, Interrupted):
-            hook(unraisable)
-            return
-        for each in signals:
-            signal.signal(each, interrupt)
-        again = (os.getpid(), unraisable.exc_value.number)
-        threading.Timer(SWALLOWED, os.kill, again).start()
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    hook, sys.unraisablehook = sys.unraisablehook, swallowed
-    try:
-        yield
-    finally:
-        end_strays()
-        sys.unraisablehook = hook
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _begin_runtime(device: str) -> Child:
@@ -267,13 +206,6 @@ def _in_order(outcomes: Sequence[DayOutcome]) -> list[DayOutcome]:
     return sorted(outcomes, key=lambda outcome: outcome.number)
 
 
-def refuse(refused: Refused) -> int:
-    """Print why a run cannot begin; return the exit code."""
-    for line in refused.lines:
-        print(f"run_day.py: {line}", file=sys.stderr)
-    return refused.code
-
-
 def prepare(options: RunOptions, selection: Selection, report: Report) -> Platform:
     """Return the platform that days run on, after importing PyTorch meanwhile. Raise Refused."""
     keep_compilers_caches()
@@ -340,7 +272,7 @@ def title(options: RunOptions, platform: Platform) -> str:
 
 def _step(mode: str, platform: Platform) -> Step:
     from common.process.worker import run_day
-    from common.tools.table import TOOLS
+    from common.tools.choice import TOOLS
 
     return run_day if mode == "run" else TOOLS[mode, platform.device]
 
@@ -476,149 +408,3 @@ def _store_evidence(options: RunOptions, outcomes: Sequence[DayOutcome]) -> list
         except (Skip, EvidenceError, BuildError) as error:
             said.append(f"day {outcome.number} is not stored: {error}")
     return said + stored.store_evidence(found, options.days.parent)
-
-
-def write_page(
-    path: Path,
-    days: Path,
-    runs: Sequence[dict[str, Any]],
-    changes: Sequence[Change] | None = None,
-) -> None:
-    """Write the page of --html. Raise ResultsError."""
-    where = [
-        f"{device_name(run['where'])}: {versions(run['where'])}"
-        + (f"; {NO_TIMES}" if reports.on_cpu(run) else "")
-        for run in runs
-    ]
-    _write_page(path, days, reports.outcomes_of(runs), list(dict.fromkeys(where)), changes)
-
-
-def _write_page(
-    path: Path,
-    root: Path,
-    outcomes: Sequence[DayOutcome],
-    where: Sequence[str],
-    changes: Sequence[Change] | None = None,
-) -> None:
-    """Write the page, with the stored scores of mutants and the learner's solved exercises."""
-    from common.report.page import page
-
-    days = discover(root)[0]
-    try:
-        journal = Journal(practice_folder(root))
-    except JournalError as error:
-        raise ResultsError(str(error)) from None
-    solved = {
-        day.number: {name: journal.solved(day.number, name) for name in exercises_of(day)}
-        for day in (days if journal.begun else [])
-    }
-    scores = stored.read_scores(root.parent)
-    write_atomically(path, page(days, outcomes, where, changes, scores, solved))
-
-
-def use_reports(
-    files: Sequence[Path],
-    store_in: Path | None,
-    json: Path | None,
-    colour: bool,
-    html: Path | None,
-    days: Path,
-) -> int:
-    """Show reports written by --json as one, write them as one to `json` and `html`, and store
-    their results under `store_in`. Without reports: regenerate the generated files, and the page of
-    the stored results. A report to be stored may also be one of --mutants."""
-    report = Report(colour=colour)
-    try:
-        scores = reports.read_mutants(files[0]) if store_in and len(files) == 1 else None
-        if store_in and scores is not None:
-            for text in stored.store_scores(scores, store_in):
-                report.text(text)
-            return EXIT_PASSED if scores else EXIT_FAILED
-        runs = reports.merge(files)
-        outcomes = reports.outcomes_of(runs)
-        report.times = not all(map(reports.on_cpu, runs))
-        for outcome in outcomes:
-            for rung in outcome.rungs:
-                report.rung(outcome.number, rung)
-            if outcome.status != PASS and not outcome.rungs:
-                report.day(outcome)
-        if outcomes:
-            report.summary(outcomes, sum(o.build_s + o.run_s for o in outcomes))
-        if json:
-            reports.write_json(json, runs)
-        if store_in:
-            lines = [text for run in runs for text in stored.store(run, store_in)]
-            for text in lines if runs else stored.regenerate(store_in):
-                report.text(text)
-        if html and runs:
-            write_page(html, days, runs)
-        elif html:
-            from common.report.page import from_stored
-
-            found, where = from_stored(stored.read_stored(days.parent))
-            _write_page(html, days, found, where)
-        if html:
-            report.text(f"wrote {html}")
-    except ResultsError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    return exit_code(outcomes) if files else EXIT_PASSED
-
-
-def show_diff(selected: Sequence[str], first: str, second: str, days: Path, colour: bool) -> int:
-    """Show the change from one rung of a day to another; return the exit code."""
-    report = Report(colour=colour)
-    try:
-        chosen = select(selected, days, further=True).days if selected else ()
-        if len(chosen) != 1:
-            raise SelectionError("--diff takes one day: run_day.py 21 --diff v2 v3")
-        day = chosen[0]
-        pairs = pairs_of(day, first, second)
-        for pair in pairs:
-            for line in rung_diff(day, *pair):
-                style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
-                report.line([(line, style)])
-            if times := times_of(day, *pair, days.parent):
-                report.text(times, "bold")
-    except (SelectionError, RungDiffError) as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except ResultsError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    return EXIT_PASSED
-
-
-def compare_reports(
-    old: Path, new: Path, threshold: float, html: Path | None, days: Path, colour: bool
-) -> int:
-    """Show the changes between two reports; return EXIT_FAILED for a worse one or for none."""
-    report = Report(colour=colour)
-    try:
-        before, after = reports.read_json(old), reports.read_json(new)
-        outcomes = reports.outcomes_of(before), reports.outcomes_of(after)
-        changes = compare(*outcomes, threshold)
-        for runs, path in ((before, old), (after, new)):
-            places = [f"{device_name(run['where'])}, {versions(run['where'])}" for run in runs]
-            for place in dict.fromkeys(places):
-                report.text(f"{path}: {place}", "dim")
-        machines = {device_name(run["where"]) for run in [*before, *after]}
-        if len(machines) > 1:
-            report.text(
-                f"note: measured on different machines: {', '.join(sorted(machines))}", "yellow"
-            )
-        if any(map(reports.on_cpu, [*before, *after])):
-            report.text(f"note: {NO_TIMES}: they are not compared", "yellow")
-        for found, path in zip(in_one_only(*outcomes), (old, new), strict=True):
-            if found:
-                report.text(f"note: only {path} has day {numbers(found)}, not compared", "yellow")
-        for line in compared_lines(changes):
-            report.line([line])
-        if html:
-            write_page(html, days, after, changes)
-            report.text(f"wrote {html}")
-    except ResultsError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    worse = any(change.worse for change in changes)
-    return EXIT_FAILED if worse or not changes else EXIT_PASSED

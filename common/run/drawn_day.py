@@ -32,7 +32,7 @@ def draw_day(
     if platform.device != "cpu":
         platform = detect("cpu")
     platform = replace(platform, variant="trace")
-    options = replace(options, mode="draw", quick=False, bench=False, rungs=rungs, alone=True)
+    options = replace(options, mode="draw", rungs=rungs, alone=True)
     runner = make_runner(options, [day], platform, report or Report(io.StringIO()))
     runner.run()
     outcome = runner.outcomes[0]

@@ -33,7 +33,8 @@ from common.report import runs as reports
 from common.report import stored
 from common.report.files import ResultsError, check_writable
 from common.report.terminal import Report
-from common.run.command import (
+from common.run.doctor import obstacles
+from common.run.exit_status import (
     EXIT_FAILED,
     EXIT_PASSED,
     EXIT_USAGE,
@@ -42,7 +43,6 @@ from common.run.command import (
     refuse,
     signals_raise,
 )
-from common.run.doctor import obstacles
 from common.run.runner import jobs_allowed
 from common.run.selection import SelectionError, select
 

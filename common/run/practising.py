@@ -17,7 +17,8 @@ from common.practice.progress import next_exercise, next_step
 from common.practice.steps import ExerciseError
 from common.report.files import ResultsError
 from common.report.terminal import Report
-from common.run.command import (
+from common.run.editor import write_editor_files
+from common.run.exit_status import (
     EXIT_FAILED,
     EXIT_USAGE,
     Interrupted,
@@ -25,7 +26,6 @@ from common.run.command import (
     refuse,
     signals_raise,
 )
-from common.run.editor import write_editor_files
 from common.run.selection import SelectionError, select
 from common.run.tutor import EXPLAINED, Tutor
 from common.run.watching import in_words, watch

@@ -108,7 +108,7 @@ class SpeedCheck:
         """Return the profile of these rungs. limit: seconds that it may take, 0 for the default."""
         self._report.status("counting accesses to memory")
         platform = replace(self._platform, variant="trace")
-        options = replace(self._options, mode="profile", quick=False, bench=False)
+        options = replace(self._options, mode="profile")
         if limit:
             options = replace(options, time_limit=limit / TOOL_SLOWDOWN)
         return self._run(day, challenge, rungs, options, platform)

@@ -39,13 +39,9 @@ from common.practice.steps import ExerciseError, same_code, solution
 from common.report.drawn_call import DrawnRungs
 from common.report.files import write_atomically
 from common.report.terminal import Report
-from common.run.command import (
-    EXIT_FAILED,
-    EXIT_PASSED,
-    make_runner,
-    prepare,
-)
+from common.run.command import make_runner, prepare
 from common.run.drawn_day import draw_day
+from common.run.exit_status import EXIT_FAILED, EXIT_PASSED
 from common.run.selection import Selection
 from common.run.speed_check import SpeedCheck
 

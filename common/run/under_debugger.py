@@ -9,7 +9,7 @@ from common.base.options import RunOptions
 from common.practice.journal import Journal, JournalError, practice_folder
 from common.practice.steps import ExerciseError
 from common.run import command
-from common.run.command import EXIT_USAGE
+from common.run.exit_status import EXIT_USAGE
 from common.run.selection import SelectionError, select
 from common.run.tutor import Tutor
 

@@ -20,7 +20,7 @@ from common.practice.challenge import Challenge
 from common.practice.progress import next_exercise
 from common.practice.steps import ExerciseError
 from common.report.terminal import Report
-from common.run.command import EXIT_PASSED, EXIT_USAGE
+from common.run.exit_status import EXIT_PASSED, EXIT_USAGE
 from common.run.tutor import EXPLAINED, Tutor
 
 POLL = 0.2  # seconds between looks at the file: no service of the system, so it works anywhere

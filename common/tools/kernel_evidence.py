@@ -13,6 +13,7 @@ from pathlib import Path
 from common.base.compiling import sources_of
 from common.base.days import Day, load_lesson
 from common.base.outcome import RungOutcome
+from common.base.paths import ROOT
 from common.base.toolchain import find_toolkit
 from common.bench.counters import LAUNCH, SECTORS, WAVEFRONTS, Kernel
 from common.build.machine_code import DEFAULT_ARCH, MachineCode, cuda_code, cuda_kernels
@@ -21,6 +22,7 @@ from common.cpu.lexer import tokenize
 from common.report.evidence import Evidence, KernelCode, KernelRun, base_name
 
 REGISTERS = 65536  # of a multiprocessor, in four parts, of which each serves a quarter of the warps
+SHARED_HEADERS = ROOT / "common" / "cuda"
 _PER_WARP, _PER_BLOCK = 256, 128  # registers and bytes of shared memory are given out by as many
 
 
@@ -29,9 +31,23 @@ class EvidenceError(Exception):
 
 
 def sources_key(day: Day) -> str:
-    """Return 16 hexadecimal digits for the code that nvcc compiles, without comments and blanks."""
+    """Return 16 hexadecimal digits for the code that becomes the day's kernels: its sources and the
+    headers that they reach, without comments and blanks. Shared headers for the host do not count.
+    """
     files = sorted({path for source in day.library_sources for path in sources_of(source)})
-    return hashlib.sha256("\0".join(_code_of(path) for path in files).encode()).hexdigest()[:16]
+    codes = [_code_of(path) for path in files if not _for_host(path)]
+    return hashlib.sha256("\0".join(codes).encode()).hexdigest()[:16]
+
+
+def _for_host(path: Path) -> bool:
+    """Return True for a shared header that calls PyTorch or the CUDA runtime and has no device
+    code."""
+    code = _code_of(path)
+    return (
+        path.parent == SHARED_HEADERS
+        and re.search(r"\b(?:__device__|__global__)\b", code) is None
+        and re.search(r"\bTensor\b|\bcuda[A-Z]", code) is not None
+    )
 
 
 @cache
@@ -128,10 +144,11 @@ def _words(name: str) -> list[str]:
 
 
 def _fits(counted: Sequence[str], compiled: Sequence[str]) -> bool:
-    """Return True if the lists are equal, except that an enumerator stands for a number."""
-    return len(counted) == len(compiled) and all(
+    """Return True if the lists are equal, except that an enumerator stands for a number, and that
+    `counted` ends earlier, or later, with the types that names within the kernel stand for."""
+    return all(
         one == other or (other.isdigit() and not one[0].isdigit())
-        for one, other in zip(counted, compiled, strict=True)
+        for one, other in zip(counted, compiled, strict=False)
     )
 
 

@@ -147,7 +147,7 @@ def test_a_fault_names_the_kernel_and_its_launch(cpu_call: Call) -> None:
 @pytest.mark.parametrize(
     ("what", "answer"),
     [
-        ("overloaded kernel", r"graphs\.cu:\d+: an overloaded kernel has no address here"),
+        ("unnamed kernel", r"graphs\.cu:\d+: a kernel that cannot name itself has no address here"),
         ("circle", "dependencies of the graph's nodes form a cycle"),
     ],
 )

@@ -77,6 +77,7 @@ PLANTED = {
     "write_between_arrival_and_wait": ("race", "float row[64]"),
     "group_copy_without_wait": ("copy", "float row[128]"),
     "histogram_not_cleared": ("race", "int bins[4]"),
+    "reset_after_atomics": ("race", "float sum"),
     "unwritten_tail": ("unwritten", "float row[40]"),
     "unwritten_dynamic": ("unwritten", "__shared__ memory, the dynamic part"),
     "unwritten_counter": ("unwritten", "int count"),
@@ -270,6 +271,19 @@ def test_a_lost_update_is_no_missing_barrier(races: Results, name: str) -> None:
     """Both are one line that adds to what it reads."""
     advice = races[name, False, "forward,0"]["findings"][0]["details"][2]
     assert ("atomicAdd" in advice) is (name == "plain_counter"), advice
+
+
+@pytest.mark.parametrize("name", ["lock_without_fence", "last_block_without_fence"])
+def test_a_missing_fence_beside_an_atomic_is_named(races: Results, name: str) -> None:
+    (finding,) = races[name, False, "forward,0"]["findings"]
+    assert finding["summary"].endswith(", which atomics do not order without __threadfence()")
+    assert "a fence stands before it" in finding["details"][2]
+
+
+def test_a_missing_barrier_is_no_missing_fence(races: Results) -> None:
+    for name in ("missing_barrier", "plain_counter", "reset_after_atomics"):
+        (finding,) = races[name, False, "forward,0"]["findings"]
+        assert "__threadfence()" not in finding["summary"], name
 
 
 def test_a_missing_fence_of_an_mbarrier_is_explained(races: Results) -> None:

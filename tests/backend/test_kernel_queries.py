@@ -1,4 +1,4 @@
-"""What a launcher caches about its kernels, with a stand-in for CUDA."""
+"""Test what a launcher caches about its kernels, with a stand-in for CUDA."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ inline void check_cuda(int, const char*) {}
 
 
 def test_a_second_thread_does_not_lower_an_attribute(tmp_path: Path) -> None:
-    """autograd calls a backward kernel from a thread of its own, maybe with less shared memory."""
+    """autograd calls a backward kernel from another thread, maybe with less shared memory."""
     cuda = tmp_path / "common" / "cuda"
     cuda.mkdir(parents=True)
     header = ROOT / "common" / "cuda" / "kernel_queries.cuh"

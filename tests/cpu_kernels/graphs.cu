@@ -59,6 +59,10 @@ __global__ void overloaded(float* out, int value) {
 __global__ void overloaded(float* out, float value) {
   out[threadIdx.x] += value;
 }
+template <int>
+__global__ void unnamed_parameter(float* out) {
+  out[threadIdx.x] += 1;
+}
 __global__ void __launch_bounds__(THREADS) bounded(float* out) {
   out[threadIdx.x] += 1;
 }
@@ -791,8 +795,8 @@ std::string without_answer(Tensor like, std::string what) {
   cudaGraph_t graph = nullptr;
   cudaError_t code = cudaSuccess;
   stream.begin(cudaStreamCaptureModeRelaxed);
-  if (what == "overloaded kernel") {
-    overloaded<<<1, THREADS, 0, stream>>>(p, 1.f);
+  if (what == "unnamed kernel") {
+    unnamed_parameter<1><<<1, THREADS, 0, stream>>>(p);
     graph = stream.end();
     cudaKernelNodeParams parameters;
     code = cudaGraphKernelNodeGetParams(only_node_of_type(graph, cudaGraphNodeTypeKernel),

@@ -271,6 +271,20 @@ __global__ void histogram_not_cleared(int* out, const int* in) {
   if (threadIdx.x < 4) out[threadIdx.x] = bins[threadIdx.x];
 }
 
+// The atomic updates of many threads do not hide the read between two resets.
+template <bool fixed>
+__global__ void reset_after_atomics(float* out) {
+  __shared__ float sum;
+  for (int trip = 0; trip < 3; ++trip) {
+    if (threadIdx.x == 63) sum = 0;  // reset_after_atomics: first
+    __syncthreads();
+    if (threadIdx.x % 8 == 0) atomicAdd(&sum, 1.0f);
+    __syncthreads();
+    if (threadIdx.x == 0) out[trip] = sum;  // reset_after_atomics: second
+    if (fixed) __syncthreads();
+  }
+}
+
 // ------------------------------------------------------------------ the copy engine, wgmma,
 // clusters
 
@@ -1318,6 +1332,8 @@ bool run_planted(std::string_view name) {
     tile_too_small<fixed><<<1, 32>>>(m.a);
   else if (name == "histogram_not_cleared")
     histogram_not_cleared<fixed><<<1, 64>>>(m.flags, m.flags + 64);
+  else if (name == "reset_after_atomics")
+    reset_after_atomics<fixed><<<1, 64>>>(m.a);
   else if (name == "unwritten_tail")
     unwritten_tail<fixed><<<1, 32>>>(m.a);
   else if (name == "unwritten_dynamic")

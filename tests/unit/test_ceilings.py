@@ -11,9 +11,9 @@ import pytest
 from common.base import ceilings
 from common.base.ceilings import Ceilings, ceilings_of, share_of
 from common.base.declaration import Target
+from common.base.decoding import PlainError
 from common.base.outcome import PASS, DayOutcome, Timing
 from common.base.paths import ROOT
-from common.base.plain import PlainError
 from common.base.targets import all_met
 from common.report import stored
 from common.report.files import ResultsError

@@ -1,4 +1,4 @@
-"""The evidence of kernels: how it is gathered and shown, and what it says of each day."""
+"""The evidence of kernels: how it is gathered and shown, and that of each day."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_days_have_evidence() -> None:
 
 @each_day
 def test_the_evidence_is_that_of_the_day_as_it_stands(day: Day) -> None:
-    """Without nvcc: the code, without comments, is the one that was compiled, by the version that
-    requirements.txt brings; the rungs and cases are those that were counted."""
+    """The code, without comments, is the one that was compiled, by the version of nvcc that
+    requirements.txt brings; the rungs and cases are those that were counted. Needs no nvcc."""
     found = read_evidence(day)
     assert found
     fix = f"python run_day.py {day.number} --profile --device cpu --write makes it anew"
@@ -96,6 +96,7 @@ def test_a_kernel_is_named_by_its_signature(signature: str, name: str) -> None:
         ("f<long int, true>", ["f<int, 1>", "f<long, 0>", "f<long, 1>"], "f<long, 1>"),
         ("f<unsigned int, 4>", ["f<unsigned, 4u>", "f<int, 4>"], "f<unsigned, 4u>"),
         ("f<Mode::ROWS, 4>", ["f<1, 4>", "f<1, 8>"], "f<1, 4>"),
+        ("f<int, unsigned int>", ["f<float>", "f<int>"], "f<int>"),
         ("f<T>", ["f<float>"], "f<float>"),
     ],
 )
@@ -138,6 +139,16 @@ def test_comments_do_not_make_evidence_stale(tmp_path: Path) -> None:
     text = "#include <x>\nint a = 1;"
     assert key(text) == key("#include <x>\n// why\nint  a = /* 1 */ 1;\n")
     assert key(text) != key("#include <x>\nint a = 2;")
+
+
+def test_shared_headers_for_the_host_do_not_make_evidence_stale() -> None:
+    names = {
+        path.name
+        for path in (ROOT / "common/cuda").glob("*.cuh")
+        if kernel_evidence._for_host(path)
+    }
+    assert {"kernel_queries.cuh", "tensor.cuh"} <= names
+    assert not names & {"pack.cuh", "chunk.cuh", "warp_reduce.cuh", "tree_reduce.cuh"}
 
 
 # --- the file and the table -------------------------------------------------------------------

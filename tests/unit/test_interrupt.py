@@ -14,7 +14,7 @@ from common.base.paths import ROOT
 # Ctrl-C while the destructor of an object runs, whose exceptions Python swallows.
 SCRIPT = """
 import os, signal, sys, time
-from common.run.command import Interrupted, signals_raise
+from common.run.exit_status import Interrupted, signals_raise
 
 class Slow:
     def __del__(self):

@@ -78,7 +78,7 @@ SPLIT = """\
 
 
 def test_a_vector_that_is_loaded_in_pieces_is_counted() -> None:
-    """Of the four loads from R10 - 16 on one vector; two elements from R2 are none."""
+    """The four loads from R10 - 16 on are one vector; two elements from R2 are not."""
     code = parsed(USAGE, SPLIT, "mul_kernel")
     assert code.split == 1
     assert code.loads == {2: 2, 8: 1, 4: 5} and code.cp_async == {16: 1} and code.bulk == 1

@@ -18,7 +18,7 @@ from common.check.lacks import PHRASE, lacking
 from common.check.rungs import check_rung
 from common.cpu import models
 from common.cpu.rewrite import RewriteError, rewrite
-from common.run import command
+from common.run.exit_status import EXIT_USAGE
 from tests.unit.test_check import FakeBackend, softmax_problem
 
 
@@ -61,7 +61,7 @@ def test_the_command_line(words: str, message: str, capsys: pytest.CaptureFixtur
     except SystemExit as end:
         assert isinstance(end.code, int)
         code = end.code
-    assert code == command.EXIT_USAGE
+    assert code == EXIT_USAGE
     assert message in capsys.readouterr().err
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from common.base.days import discover
 from common.base.outcome import PASS, RungOutcome, Timing
-from common.report.climb import CLIMB, climb, steps_of
 from common.report.drawing import ADVANCE
+from common.report.front_chart import CLIMB, climb, steps_of
 from common.report.markdown import RECORDED, first_results, run_lines
 from common.report.plot import ALONE, COLOURS, plot
 from common.report.recording import recording

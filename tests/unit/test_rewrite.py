@@ -260,27 +260,72 @@ def test_lambdas_that_copy_see_shared_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "entry"),
+    ("kernel", "parameters", "name", "limits"),
     [
-        ("__global__ void f(int n) {}", "(&f), 0"),
-        ("template <typename T, int N = (4 > 2)> __global__ void f(T* p) {}", "(&f<T, N>), 0"),
-        ("template <class... Ts> __global__ void f(Ts... x) {}", "(&f<Ts...>), 0"),
-        ("template <template <class> class C, auto V> void __global__ f() {}", "(&f<C, V>), 0"),
-        ("template <> __global__ void f<float>(float* p) {}", "(&f<float>), 0"),
-        ("__global__ void __launch_bounds__(2 * N, 2) f() {}", "(&f), 2*N"),
-        ("__global__ void __cluster_dims__(2, N + 1) f() {}", "(&f), 0, 2, N+1"),
-        ("template <typename, int> __global__ void f() {}", "(nullptr), 0"),
-        ('extern "C" __global__ void f(int (*g)(int)) {}', "(&f), 0"),
-        ("template <class T> requires(N > 2) __global__ void f(T x) {}", "(&f<T>), 0"),
+        ("__global__ void f(int n = 2) {}", "int n", "f", "0"),
+        ("template <class T, int N = (4 > 2)> __global__ void f(T* p) {}", "T*p", "f<T, N>", "0"),
+        ("template <class... Ts> __global__ void f(Ts... x) {}", "Ts...x", "f<Ts...>", "0"),
+        ("template <template <class> class C, auto V> void __global__ f() {}", "", "f<C, V>", "0"),
+        ("template <> __global__ void f<float>(float* p) {}", "float*p", "f<float>", "0"),
+        ("__global__ void __launch_bounds__(2 * N, 2) f() {}", "", "f", "2*N"),
+        ("__global__ void __cluster_dims__(2, N + 1) f() {}", "", "f", "0, 2, N+1"),
+        ('extern "C" __global__ void f(int (*g)(int), A b) {}', "int(*g)(int), A b", "f", "0"),
+        ("template <class T> requires(N > 2) __global__ void f(T x) {}", "T x", "f<T>", "0"),
     ],
 )
-def test_kernels_tell_who_they_are(kernel: str, entry: str) -> None:
+def test_kernels_tell_who_they_are(kernel: str, parameters: str, name: str, limits: str) -> None:
+    """The type tells kernels of one name apart, and a kernel from a function of the C library."""
+    entry = f"(static_cast<void (*)({parameters})>(&{name})), {limits}"
     assert f"CUDACPU_ENTRY({entry})" in _rewritten(kernel)
 
 
-def test_overloaded_kernels_have_no_address_by_name() -> None:
-    got = _rewritten("__global__ void f(int) {}\n__global__ void f(float) {}")
-    assert got.count("CUDACPU_ENTRY((nullptr), 0)") == 2
+def test_a_kernel_that_cannot_be_named_has_no_address() -> None:
+    got = _rewritten("template <typename, int> __global__ void f() {}")
+    assert "CUDACPU_ENTRY((nullptr), 0)" in got
+    assert "CUDACPU_ENTRY((nullptr), 0)" in _rewritten("__global__ void f(int f) {}")
+
+
+@pytest.mark.parametrize(
+    ("declaration", "mark"),
+    [
+        ("__device__ int count;", "VARIABLE "),
+        ("static __device__ volatile unsigned rows[4], *more;", "VARIABLE "),
+        ("__device__ __align__(16) float table[2] = {1, 2};", "VALUE "),
+        ("namespace a { __device__ int x, y = 3; }", "VALUE "),
+        ("__device__ const int limit = 3;", ""),
+        ("extern __device__ int count;", ""),
+        ("__managed__ __device__ int shared_with_host;", ""),
+        ("template <class T> __device__ int size;", ""),
+        ("__device__ Complex sum;", ""),
+        ("__device__ int f(int x);", ""),
+        ("struct A { __device__ int f(); __device__ static int x; };", ""),
+        ("void f() { static __device__ int inner; }", ""),
+    ],
+)
+def test_device_variables_are_put_apart(declaration: str, mark: str) -> None:
+    got = _rewritten(declaration)
+    assert got.count("CUDACPU_DEVICE_") == bool(mark)
+    assert f"CUDACPU_DEVICE_{mark}" in got or not mark
+
+
+@pytest.mark.parametrize(
+    ("statement", "wrapped"),
+    [
+        ("cudaFree(p);", True),
+        ("if (p) cudaFree(p);", True),
+        ("else ::cudaMemcpy(a, b, size(c), kind);", True),
+        ("auto e = cudaFree(p);", False),
+        ("CHECK(cudaFree(p));", False),
+        ("(void)cudaFree(p);", False),
+        ("return cudaFree(p);", False),
+        ("cudaGetLastError();", False),
+        ("cudaFree(p), q = 0;", False),
+    ],
+)
+def test_calls_whose_error_is_not_looked_at(statement: str, wrapped: bool) -> None:
+    got = _rewritten(f"void f() {{ int x; {statement} }}")
+    assert ("::cudacpu::unchecked(" in got) is wrapped
+    assert (', {__FILE__, 1}, "cuda' in got) is wrapped
 
 
 def test_other_names() -> None:
@@ -325,6 +370,8 @@ _IN_STEP = "::cudacpu::warp_in_step(), "
         ("v[t] += v[t]; v[t] += 2 * v[t];", 0),  # of no other thread
         ("p[t] += p[t + 2]; p[t] += p[t + 1];", 0),  # not volatile: the debugger names the race
         ("n = v[t + 2]; v[t] = n; n = v[t + 1];", 0),
+        ("n += v[t + 2]; v[t] = n; n += v[t + 1]; v[t] = n;", 1),
+        ("n += v[t + 2]; v[t] = n; __syncwarp(); n += v[t + 1]; v[t] = n;", 0),
     ],
 )
 def test_what_needs_a_warp_in_step_says_so(statements: str, noted: int) -> None:
@@ -413,7 +460,7 @@ def test_branches_that_each_open_a_brace() -> None:
 
 def test_a_macro_before_a_kernel_is_not_its_name() -> None:
     text = rewrite("DEFINE(float)\n__global__ void k(int) { }", "x.cu")
-    assert "CUDACPU_ENTRY((&k), 0)" in text
+    assert "(&k)), 0)" in text
 
 
 REFUSED = [

@@ -37,7 +37,8 @@ from common.process.events import (
     to_line,
 )
 from common.report.terminal import Report
-from common.run import command, runner, scheduling
+from common.run import runner, scheduling
+from common.run.exit_status import exit_code
 from common.run.runner import ONE_BY_ONE, Capacity
 from tests.progress import wait_for
 
@@ -525,11 +526,11 @@ def test_exit_codes() -> None:
     def day(status: Status) -> DayOutcome:
         return DayOutcome(1, "day01", "t", status)
 
-    assert command.exit_code([day(PASS)]) == 0
-    assert command.exit_code([day(PASS), day(SKIP)]) == 0
-    assert command.exit_code([day(SKIP)]) == 1
-    assert command.exit_code([day(PASS), day(FAIL)]) == 1
-    assert command.exit_code([]) == 1
+    assert exit_code([day(PASS)]) == 0
+    assert exit_code([day(PASS), day(SKIP)]) == 0
+    assert exit_code([day(SKIP)]) == 1
+    assert exit_code([day(PASS), day(FAIL)]) == 1
+    assert exit_code([]) == 1
 
 
 def test_jobs_are_bounded_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:

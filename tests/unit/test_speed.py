@@ -24,7 +24,7 @@ from common.practice.steps import ExerciseError
 from common.practice.work_counts import WorkCounts, goals, waste, work_counts
 from common.report.terminal import Report
 from common.run import speed_check
-from common.run.command import EXIT_FAILED
+from common.run.exit_status import EXIT_FAILED
 from common.run.tutor import Tutor
 
 FOUND = discover()[0]

@@ -45,6 +45,7 @@
 #include "cudacpu/atomic.h"
 #include "cudacpu/cluster.h"
 #include "cudacpu/convert.h"
+#include "cudacpu/device_variable.h"
 #include "cudacpu/integer.h"
 #include "cudacpu/launch.h"
 #include "cudacpu/math.h"

@@ -163,9 +163,14 @@ void complete(Warp& warp, Collective& entry) {
 
 void note_undefined_shuffle(uint32_t mask, uint32_t source, const Operation& operation, Site site) {
   if (shuffle_noted.exchange(true, std::memory_order_relaxed)) return;
-  const bool named = mask >> source & 1;
-  const std::string why = named ? "which the block does not have, or which has returned"
-                                : format("which the mask 0x%08x leaves out", mask);
+  const size_t threads = block_of(*current).threads.size();
+  const auto rank = static_cast<size_t>(current - block_of(*current).threads.data());
+  std::string why = "which has returned";
+  if (!(mask >> source & 1))
+    why = format("which the mask 0x%08x leaves out", mask);
+  else if (rank / kWarpSize * kWarpSize + source >= threads)
+    why = format("which the mask 0x%08x names, and a block of %zu threads does not have", mask,
+                 threads);
   shuffle_text = format("%s:%d: lane %u reads lane %u by %s, %s: the value is undefined", site.file,
                         site.line, current->lane, source, operation.name, why.c_str());
 }

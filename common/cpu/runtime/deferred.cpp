@@ -17,6 +17,7 @@ struct Deferred {
   std::vector<DeferredWork> after;  // what has to be done first
   std::function<cudaError_t()> act;
   std::string what;  // for a message; "" where it has no effect that a program can see
+  std::vector<const void*> uses = {};  // addresses in the memory that it reads or writes
   bool done = false;
   unsigned not_ready = 0;  // how often a query returned cudaErrorNotReady
   double done_at = -1;     // s, as seconds() counts
@@ -33,12 +34,22 @@ namespace {
 // The number of queries that report unfinished work; the next one runs it, so that polling ends.
 constexpr unsigned kNotReadyAnswers = 3;
 
+// With a limit to the number of operations that are late, the last of them: what happened to it
+// tells which wait is missing. Those after it run when they are submitted.
+struct LastLate {
+  uint64_t limit = ~uint64_t{0};
+  DeferredWork work = {};
+  std::string name = {}, ran_at = {};
+  std::string overtaken_by = {};  // the first operation that uses its memory and ran before it
+};
+
 struct Deferrals {
   std::recursive_mutex mutex;  // recursive: a host function may call the API
   std::vector<std::shared_ptr<DeferredQueue>> queues;  // but the legacy default stream's
   DeferredQueue legacy{true};
   uint64_t submitted = 0;
   std::unordered_map<const Deferred*, DeferredWork> pending;
+  LastLate last_late;
 };
 
 Deferrals& deferrals() {
@@ -93,7 +104,36 @@ uint64_t rank_of(const Deferred& work, const Schedule& schedule) {
   return (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9ull;
 }
 
+bool shares_memory(const Deferred& a, const Deferred& b) {
+  auto is_shared = [&](const void* address) {
+    const void* memory = allocation_around(address).first;
+    return memory && std::any_of(b.uses.begin(), b.uses.end(), [=](const void* other) {
+             return allocation_around(other).first == memory;
+           });
+  };
+  return std::any_of(a.uses.begin(), a.uses.end(), is_shared);
+}
+
+// The name of an operation that is submitted now, with its place: a launch has it in its name.
+std::string with_line(const std::string& what) {
+  const bool has_line = what.find(", launched at ") != std::string::npos;
+  const std::string line = has_line ? "" : calling_line();
+  return line.empty() ? what : what + " at " + line;
+}
+
+// Record that an operation runs, for the last late one.
+void note_run(const Deferred& work) {
+  LastLate& last = deferrals().last_late;
+  if (!last.work) return;
+  if (&work == last.work.get()) {
+    last.ran_at = calling_line();
+  } else if (!last.work->done && last.overtaken_by.empty() && shares_memory(work, *last.work)) {
+    last.overtaken_by = with_line(work.what);
+  }
+}
+
 cudaError_t perform_now(Deferred& work) {
+  note_run(work);
   work.done = true;  // also if it throws: what failed does not run again
   work.after.clear();
   auto act = std::move(work.act);
@@ -166,9 +206,20 @@ std::vector<DeferredWork> all_pending() {
 
 }  // namespace
 
-DeferredWork defer(cudaStream_t stream, std::string what, std::function<cudaError_t()> act) {
+DeferredWork defer(cudaStream_t stream, std::string what, std::function<cudaError_t()> act,
+                   std::vector<const void*> uses) {
   std::lock_guard lock(deferrals().mutex);
-  return push(stream, std::move(what), std::move(act));
+  DeferredWork work = push(stream, std::move(what), std::move(act));
+  work->uses = std::move(uses);
+  LastLate& last = deferrals().last_late;
+  if (work->number > last.limit) complete({work});
+  if (work->number == last.limit) {
+    // The record of an event stands for the operation before it.
+    const bool stands_for_another = work->what.empty() && !work->after.empty();
+    last.work = stands_for_another ? work->after.front() : work;
+    last.name = stands_for_another ? last.work->what : with_line(work->what);
+  }
+  return work;
 }
 
 cudaError_t defer(cudaStream_t stream, const HostCall& call) {
@@ -186,15 +237,18 @@ cudaError_t defer(cudaStream_t stream, KernelWork work) {
   std::string what =
       format("kernel %s, launched at %s:%d", work.site.kernel ? work.site.kernel : "(unknown)",
              work.site.file, work.site.line);
-  defer(stream, what, [work = std::move(work), what] {
-    const CallType& type = *work.call_type;
-    std::vector<void*> arguments(type.count + 1);
-    type.find_arguments(work.call, arguments.data());
-    for (size_t i = 0; i < type.count; ++i)
-      if (type.arguments[i].kind == ArgumentKind::kPointer)
-        refuse_freed_memory(*static_cast<void**>(arguments[i]), what);
+  const CallType& type = *work.call_type;
+  std::vector<void*> arguments(type.count + 1);
+  type.find_arguments(work.call, arguments.data());
+  std::vector<const void*> uses;
+  for (size_t i = 0; i < type.count; ++i)
+    if (type.arguments[i].kind == ArgumentKind::kPointer)
+      uses.push_back(*static_cast<void**>(arguments[i]));
+  auto act = [work = std::move(work), what, uses] {
+    for (const void* address : uses) refuse_freed_memory(address, what);
     return perform(work);
-  });
+  };
+  defer(stream, what, std::move(act), uses);
   return cudaSuccess;
 }
 
@@ -276,6 +330,30 @@ const char* cudacpu_unfinished_work() {
   for (const auto& [work, owner] : deferrals().pending)
     if (!work->what.empty() && (!first || work->number < first->number)) first = work;
   text = first ? first->what : "";
+  return text.c_str();
+}
+
+// Let only the operations up to this number be late.
+void cudacpu_set_last_late(uint64_t number) {
+  deferrals().last_late.limit = number;
+}
+
+// Return the number of operations, and what happened to the last late one. The text is valid until
+// the next call.
+const char* cudacpu_last_late() {
+  static std::string text;
+  const LastLate& last = deferrals().last_late;
+  text = format("%llu operations", static_cast<unsigned long long>(deferrals().submitted));
+  if (last.name.empty()) return text.c_str();
+  text += "\nnothing waits in time for " + last.name;
+  if (last.ran_at.empty())
+    text += ", which runs at the end of the program";
+  else if (last.overtaken_by.empty())
+    text += ", which runs only at the wait at " + last.ran_at +
+            ": the host uses its memory before that, without a wait";
+  else
+    text += ", which runs only at the wait at " + last.ran_at + ", after " + last.overtaken_by +
+            ", which uses the same memory";
   return text.c_str();
 }
 

@@ -44,7 +44,9 @@ cudaDeviceProp properties_of_model() {
   p.l2CacheSize = static_cast<int>(card.l2);
   p.unifiedAddressing = p.managedMemory = p.concurrentManagedAccess = 1;
   p.canMapHostMemory = p.hostRegisterSupported = p.streamPrioritiesSupported = 1;
-  p.memoryPoolsSupported = 1;
+  p.memoryPoolsSupported = p.concurrentKernels = p.computePreemptionSupported = 1;
+  p.globalL1CacheSupported = p.localL1CacheSupported = 1;
+  p.asyncEngineCount = card.copy_engines;
   p.pageableMemoryAccess = !refuses_host_pointers();
   p.canUseHostPointerForRegisteredMem = p.directManagedMemAccessFromHost = 1;
   p.cooperativeLaunch = 1;
@@ -217,6 +219,16 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       break;
     case cudaDevAttrCooperativeLaunch:
       *value = p.cooperativeLaunch;
+      break;
+    case cudaDevAttrAsyncEngineCount:
+      *value = p.asyncEngineCount;
+      break;
+    case cudaDevAttrGpuOverlap:
+    case cudaDevAttrConcurrentKernels:
+    case cudaDevAttrComputePreemptionSupported:
+    case cudaDevAttrGlobalL1CacheSupported:
+    case cudaDevAttrLocalL1CacheSupported:
+      *value = 1;
       break;
     case cudaDevAttrMaxPitch:
       *value = static_cast<int>(p.memPitch);

@@ -1,6 +1,6 @@
-// Device memory is closed to the host code of a program: its pages cannot be accessed but while a
-// kernel, a copy or a fill runs. On a GPU, host code that follows such a pointer ends with a
-// segmentation fault; here too, with a message.
+// Device memory is closed to the host code of a program, and so are __device__ variables: its pages
+// cannot be accessed but while a kernel, a copy or a fill runs. On a GPU, host code that follows
+// such a pointer ends with a segmentation fault; here too, with a message.
 //
 // Each kernel opens and closes the pages, which takes time in proportion to them. So memory stays
 // open for a while where that would cost more than kShare of the program's time.
@@ -8,6 +8,7 @@
 
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <map>
 
@@ -31,6 +32,22 @@ struct DevicePages {
 DevicePages& pages() {
   static auto& instance = *new DevicePages;
   return instance;
+}
+
+// The program's __device__ variables, and those of which host code has the address that kernels
+// use.
+struct DeviceVariables {
+  std::vector<std::pair<const char*, const char*>> sections;
+  std::vector<std::pair<const char*, const char*>> given;
+};
+DeviceVariables& variables() {
+  static auto& instance = *new DeviceVariables;
+  return instance;
+}
+bool holds(const std::vector<std::pair<const char*, const char*>>& ranges, const void* address) {
+  return std::any_of(ranges.begin(), ranges.end(), [=](const auto& range) {
+    return range.first <= address && address < range.second;
+  });
 }
 
 std::atomic<bool> closing{false};  // in programs
@@ -98,6 +115,18 @@ void end_device_work() {
   if (p.spent <= kGrace + kShare * (seconds() - p.since)) protect_all(false);
 }
 
+bool is_variable_of_host(const void* address) {
+  std::lock_guard lock(pages().mutex);
+  return holds(variables().sections, address) && !holds(variables().given, address);
+}
+
+void give_address(const void* variable, size_t bytes) {
+  std::lock_guard lock(pages().mutex);
+  if (!holds(variables().sections, variable)) return;
+  const auto* begin = static_cast<const char*>(variable);
+  variables().given.emplace_back(begin, begin + bytes);
+}
+
 // Called by a signal handler, on the thread that accessed it.
 void explain_host_access(const void* address, void* pc) {
   if (!any.load()) return;
@@ -106,6 +135,15 @@ void explain_host_access(const void* address, void* pc) {
     if (offset < 0 || static_cast<size_t>(offset) >= bytes) continue;
     const std::string line = source_line(pc);
     fflush(stdout);
+    if (holds(variables().sections, address)) {
+      fprintf(
+          stderr,
+          "CUDA on CPU: host code accessed the device memory of a __device__ variable%s%s\n  on a "
+          "GPU, host code has another variable of that name, which kernels do not see: copy by "
+          "cudaMemcpyFromSymbol and cudaMemcpyToSymbol\n",
+          line.empty() ? "" : "\n  at ", line.c_str());
+      return;
+    }
     fprintf(
         stderr,
         "CUDA on CPU: host code accessed device memory (address %p, %s from where an allocation "
@@ -119,6 +157,20 @@ void explain_host_access(const void* address, void* pc) {
 
 }  // namespace cudacpu
 
-extern "C" void cudacpu_close_device_memory(int on) {
+extern "C" {
+
+void cudacpu_close_device_memory(int on) {
   cudacpu::closing.store(on != 0);
 }
+
+// Close whole pages of __device__ variables, as far as device memory is closed.
+void cudacpu_close_device_variables(void* begin, void* end) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const auto page = static_cast<uintptr_t>(getpagesize());
+  if (begin == end || address % page || !cudacpu::closing.load()) return;
+  auto* first = static_cast<char*>(begin);
+  cudacpu::variables().sections.emplace_back(first, static_cast<char*>(end));
+  cudacpu::close_to_host(begin, static_cast<size_t>(static_cast<char*>(end) - first));
+}
+
+}  // extern "C"

@@ -10,7 +10,7 @@ CUDACPU_THREAD_LOCAL cudaError_t last_text_code = cudaSuccess;
 thread_local std::string last_text;          // of that code, with the reason, where there is one
 std::atomic<cudaError_t> lost{cudaSuccess};  // why the context is lost, if it is
 std::mutex unchecked_mutex;
-std::string unchecked;  // the first launch that was refused since the last error was looked at
+std::string unchecked_text;  // the first call that failed since the last error was looked at
 std::atomic<bool> warp_in_step_noted{false};
 std::string warp_in_step_text;
 
@@ -99,7 +99,7 @@ constexpr ErrorText kErrors[] = {
 
 void looked_at_errors() {
   std::lock_guard lock(unchecked_mutex);
-  unchecked.clear();
+  unchecked_text.clear();
 }
 
 const ErrorText* find(cudaError_t code) {
@@ -135,9 +135,17 @@ void note_refused_launch(const LaunchSite& site, const std::string& launch, cuda
   last_text = std::string(cudaGetErrorString(code)) + ", in " + launch;
   last_text_code = code;
   std::lock_guard lock(unchecked_mutex);
-  if (!unchecked.empty()) return;
-  unchecked =
+  if (!unchecked_text.empty()) return;
+  unchecked_text =
       format("kernel %s did not run: ", site.kernel ? site.kernel : "(unknown)") + last_text;
+}
+
+void note_unchecked(cudaError_t error, Site site, const char* function) {
+  if (error == cudaErrorNotReady || lost != cudaSuccess) return;
+  std::lock_guard lock(unchecked_mutex);
+  if (!unchecked_text.empty()) return;
+  unchecked_text =
+      format("%s at %s:%d failed: ", function, site.file, site.line) + cudaGetErrorString(error);
 }
 
 void note_warp_in_step(Site site) {
@@ -160,9 +168,10 @@ const char* cudacpu_warp_in_step() {
   return warp_in_step_text.c_str();
 }
 
-// The first launch that was refused, if the last error was not looked at since, or "".
-const char* cudacpu_unchecked_launch() {
-  return unchecked.c_str();
+// The first launch that was refused, or call that failed, if the last error was not looked at
+// since; or "".
+const char* cudacpu_unchecked_error() {
+  return unchecked_text.c_str();
 }
 
 cudaError_t cudaGetLastError() {

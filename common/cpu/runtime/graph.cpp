@@ -209,7 +209,6 @@ cudaError_t perform(const ChildGraph& child) {
 KernelWork keep(KernelWork work, const CallType& type) {
   work.call = type.copy(work.call);
   work.owner = std::shared_ptr<void>(work.call, type.destroy);
-  work.call_type = &type;
   return work;
 }
 

@@ -61,10 +61,11 @@ struct KernelWork {
   void (*loop)(void* call);
   void* call;
   size_t call_bytes;
-  // The members below are set only for work that is kept.
-  std::shared_ptr<void> owner = {};     // of `call`
   const CallType* call_type = nullptr;  // null once `call` is a bound one (kernel_node.cpp)
-  const KernelType* type = nullptr;     // null, too, if the kernel cannot name itself
+  bool keeps_call = false;              // also if the kernel is to be called by address
+  // The members below are set only for work that is kept.
+  std::shared_ptr<void> owner = {};  // of `call`
+  const KernelType* type = nullptr;  // null, too, if the kernel cannot name itself
 };
 
 // A graph as a node of another.
@@ -117,7 +118,9 @@ inline bool streams_are_late() {
 
 // Work for a stream that runs when something waits for it. what: for a message; "" for what has no
 // effect that a program can see. Errors that are known at once are returned.
-DeferredWork defer(cudaStream_t stream, std::string what, std::function<cudaError_t()> act);
+// what, uses: a name for messages, and addresses in the memory that it reads or writes.
+DeferredWork defer(cudaStream_t stream, std::string what, std::function<cudaError_t()> act,
+                   std::vector<const void*> uses = {});
 cudaError_t defer(cudaStream_t stream, const Copy& copy);  // memory.cpp, as the next one
 cudaError_t defer(cudaStream_t stream, const Fill& fill);
 cudaError_t defer(cudaStream_t stream, const HostCall& call);
@@ -206,6 +209,9 @@ KernelWork keep(KernelWork work, const CallType& type);
 
 // ------------------------------------------------------------------ kernel_node.cpp
 
+// Let the launch call its kernel by the addresses of the arguments: of what they are copies of,
+// where the kernel takes a reference. Return false if an argument is not of its parameter's type.
+bool bind_by_address(KernelWork& work, const KernelType& type);
 // Change kernel, grid, block, shared memory and arguments; the rest of the launch stays.
 cudaError_t set_parameters(KernelWork& work, const cudaKernelNodeParams* parameters);
 

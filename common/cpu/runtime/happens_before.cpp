@@ -20,6 +20,14 @@ std::unordered_map<const void*, Released>& released() {
   return instance;
 }
 
+// The updates of each address, in the order in which they took place.
+constexpr size_t kMostUpdates = size_t{1} << 20;  // of all addresses together
+std::unordered_map<const void*, std::vector<Update>>& updates() {
+  static auto& instance = *new std::unordered_map<const void*, std::vector<Update>>;
+  return instance;
+}
+size_t updates_kept = 0;
+
 bool precedes(const Known& a, const Known& b) {
   return a.block != b.block ? a.block < b.block : a.rank < b.rank;
 }
@@ -145,6 +153,8 @@ void begin_clocks(BlockTrace& block) {
   block.warps.resize(block.block->warps.size());
   for (ThreadTrace& thread : block.threads) {
     thread.clock = 1;
+    thread.fence_clock = 0;
+    thread.updates_seen.fill({});
     thread.known = nullptr;
     thread.seen = nullptr;
     thread.next_order = {};
@@ -293,7 +303,7 @@ void fence(Reach reach) {
   auto& fenced = running.thread->fenced;
   fenced[kBlock] = snapshot(*running.block, running.rank);
   if (reach == kDevice) fenced[kDevice] = fenced[kBlock];
-  ++running.thread->clock;
+  running.thread->fence_clock = running.thread->clock++;
 }
 
 void acquire_fence() {
@@ -344,6 +354,34 @@ void seen_at(const void* address) {
   running.thread->seen = join(running.thread->seen, known_at(address));
 }
 
+void note_update(const void* address, bool update, uint32_t site) {
+  if (updates_kept == kMostUpdates) return;
+  ThreadTrace& thread = *running.thread;
+  std::vector<Update>& here = updates()[address];
+  auto& seen = thread.updates_seen;
+  auto place = std::find_if(seen.begin(), seen.end() - 1,
+                            [=](const SeenUpdates& one) { return one.address == address; });
+  std::move_backward(seen.begin(), place, place + 1);
+  seen[0] = {address, here.size()};
+  if (!update) return;
+  here.push_back({running.block->number, static_cast<uint16_t>(running.rank), thread.clock,
+                  thread.fence_clock, site});
+  ++updates_kept;
+}
+
+const uint32_t* update_without_fence(uint32_t block, unsigned rank, uint32_t clock) {
+  for (const SeenUpdates& seen : running.thread->updates_seen) {
+    if (!seen.address) continue;
+    const std::vector<Update>& all = updates()[seen.address];
+    for (size_t i = 0; i < seen.count; ++i) {
+      const Update& one = all[i];
+      if (one.block == block && one.rank == rank && one.clock >= clock && one.fence_clock < clock)
+        return &one.site;
+    }
+  }
+  return nullptr;
+}
+
 void fence_for_engine() {
   ThreadTrace& thread = *running.thread;
   thread.engine_fences.push_back(thread.clock++);
@@ -380,6 +418,8 @@ bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock, bool be
 
 void forget_released() {
   released().clear();
+  updates().clear();
+  updates_kept = 0;
   barriers().clear();
 }
 

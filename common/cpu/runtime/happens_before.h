@@ -43,8 +43,25 @@ struct AtomicOrder {
   Reach reach = kDevice;
 };
 
+// An atomic update by CUDA's functions, which orders nothing unless a fence stands before it.
+struct Update {
+  uint32_t block;
+  uint16_t rank;
+  uint32_t clock;
+  uint32_t fence_clock;  // of the thread's last fence before; 0: it had none
+  uint32_t site;
+};
+// The updates of an address that a thread has seen: the first `count` of them.
+struct SeenUpdates {
+  const void* address = nullptr;
+  size_t count = 0;
+};
+constexpr size_t kSeenUpdates = 4;  // addresses that are kept for a thread
+
 struct ThreadTrace {
   uint32_t clock;
+  uint32_t fence_clock;
+  std::array<SeenUpdates, kSeenUpdates> updates_seen;  // the latest first
   Knowledge known;
   Knowledge seen;  // by relaxed atomic loads: known after a fence
   AtomicOrder next_order;
@@ -118,6 +135,11 @@ void released_at(const void* address, bool replaces);
 void released_all_at(const void* address, Reach reach, bool replaces);
 void acquired_at(const void* address);
 void seen_at(const void* address);  // by a relaxed load
+// Record an atomic update, or only the sight of those before, for `update_without_fence`.
+void note_update(const void* address, bool updates, uint32_t site);
+// Return the site of an update that thread `rank` of block `block` made after its access at
+// `clock`, without a fence between, and that the running thread has seen; null if there is none.
+const uint32_t* update_without_fence(uint32_t block, unsigned rank, uint32_t clock);
 // Forget that, and what is known of barriers; or of those at these addresses.
 void forget_released();
 void forget_barriers(const void* begin, const void* end);

@@ -56,6 +56,14 @@ uint64_t blocks_side_by_side(const void* function, const cudaLaunchConfig_t& con
 
 }  // namespace
 
+uint64_t most_resident(const Launch& launch) {
+  const KernelType* type = launch.type.load();
+  return static_cast<uint64_t>(model().multiprocessors) *
+         static_cast<uint64_t>(resident_blocks(type ? type->address : nullptr,
+                                               static_cast<int>(launch.threads),
+                                               launch.config.shared_bytes));
+}
+
 cudaError_t check_cooperative(const void* kernel, const Configuration& config) {
   const dim3 &grid = config.grid, &block = config.block;
   if (std::string wrong = wrong_with_shape(grid, block); !wrong.empty())

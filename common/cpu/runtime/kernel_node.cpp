@@ -100,7 +100,7 @@ cudaError_t make_bound(KernelWork& work) {
   const std::string place = format("the launch at %s:%d", work.site.file, work.site.line);
   if (!work.type)
     return set_error(cudaErrorInvalidDeviceFunction,
-                     place + ": an overloaded kernel has no address here");
+                     place + ": a kernel that cannot name itself has no address here");
   const CallType& given = *work.call_type;
   KernelWork bound = work;
   BoundCall& call = bind(bound, *work.type);
@@ -115,6 +115,24 @@ cudaError_t make_bound(KernelWork& work) {
 }
 
 }  // namespace
+
+bool bind_by_address(KernelWork& work, const KernelType& type) {
+  const CallType& given = *work.call_type;
+  std::vector<void*> arguments(given.count + 1);
+  given.find_arguments(work.call, arguments.data());
+  void* const* originals = given.originals(work.call);
+  KernelWork bound = work;
+  BoundCall& call = bind(bound, type);
+  for (size_t i = 0; i < type.count; ++i) {
+    const ArgumentType& parameter = type.parameters[i];
+    if (!convert(given.arguments[i], arguments[i], parameter, call.arguments[i])) return false;
+    if (!type.references[i] || !originals[i]) continue;
+    refuse_host_memory(i, "refers to", originals[i], work.site);
+    call.arguments[i] = originals[i];
+  }
+  work = std::move(bound);
+  return true;
+}
 
 cudaError_t set_parameters(KernelWork& work, const cudaKernelNodeParams* parameters) {
   if (!parameters || !parameters->func) return set_error(cudaErrorInvalidValue);

@@ -126,6 +126,16 @@ void Launch::restart(dim3 cluster) {
   stop.store(Stop::kRestart);
 }
 
+void Launch::call_by_address() {
+  std::lock_guard lock(mutex);
+  if (!stopping()) stop.store(Stop::kByAddress);
+}
+
+bool Launch::fits_another() const {
+  if (next_position.load() >= clusters) return false;
+  return blocks_begun() - blocks_returned.load() + cluster_size <= most_resident(*this);
+}
+
 uint64_t Launch::cluster_at(uint64_t position) const {
   switch (schedule.blocks) {
     case Order::kReverse:
@@ -158,6 +168,7 @@ namespace {
 struct Outcome {
   cudaError_t status = cudaSuccess;
   std::optional<dim3> cluster;  // it has to be run again with this one, which its kernel asks for
+  bool by_address = false;      // it has to be run again with the addresses of its arguments
   const KernelType* type = nullptr;
 };
 
@@ -176,6 +187,7 @@ Outcome run_once(const KernelWork& work, bool probe) {
   launch.loop = work.loop;
   launch.call = work.call;
   launch.call_bytes = work.call_bytes;
+  launch.keeps_call = work.keeps_call || !work.call_type;
   launch.probe = probe;
   launch.schedule = settings().schedule.load();
   launch.blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
@@ -205,9 +217,11 @@ Outcome run_once(const KernelWork& work, bool probe) {
   switch (launch.stop.load()) {
     case Stop::kNo:
     case Stop::kProbed:
-      return {cudaSuccess, std::nullopt, launch.type.load()};
+      return {cudaSuccess, std::nullopt, false, launch.type.load()};
     case Stop::kRestart:
       return {cudaSuccess, launch.kernel_cluster};
+    case Stop::kByAddress:
+      return {cudaSuccess, std::nullopt, true, launch.type.load()};
     case Stop::kRefused:
       return {set_error(launch.refusal, launch.refusal_reason)};
     case Stop::kAsserted:  // a later wait for the kernel returns the error
@@ -221,12 +235,32 @@ Outcome run_once(const KernelWork& work, bool probe) {
 
 }  // namespace
 
+void refuse_host_memory(size_t i, const char* relation, const void* address,
+                        const LaunchSite& site) {
+  if (!refuses_host_pointers()) return;
+  std::string why = was_freed(address);
+  if (is_variable_of_host(address))
+    why =
+        "the device memory of a __device__ variable, which on a GPU has another address in host "
+        "code: cudaGetSymbolAddress gives the one that kernels use";
+  else if (!is_host_memory(address))
+    return;
+  else if (why.empty())
+    why =
+        "host memory, which a kernel cannot access: allocate it by cudaMalloc and copy, or by "
+        "cudaMallocManaged (CUDACPU_HOST_POINTERS=allow lets it pass)";
+  throw KernelError(format("CUDA on CPU: argument %zu of kernel %s %s %s\n  at %s:%d", i + 1,
+                           site.kernel ? site.kernel : "(unknown)", relation, why.c_str(),
+                           site.file, site.line));
+}
+
 cudaError_t perform(const KernelWork& work) {
-  Outcome outcome = run_once(work, false);
-  if (!outcome.cluster) return outcome.status;
-  KernelWork with_cluster = work;
-  with_cluster.config.cluster = *outcome.cluster;
-  return run_once(with_cluster, false).status;
+  const Outcome outcome = run_once(work, false);
+  if (!outcome.cluster && !outcome.by_address) return outcome.status;
+  KernelWork again = work;
+  if (outcome.cluster) again.config.cluster = *outcome.cluster;
+  if (outcome.by_address && !bind_by_address(again, *outcome.type)) again.keeps_call = true;
+  return perform(again);
 }
 
 cudaError_t probe(KernelWork& work) {
@@ -246,16 +280,9 @@ void refuse_host_pointers(const LaunchSite& site, const CallType& type, void* ca
   if (!refuses_host_pointers()) return;
   std::vector<void*> arguments(type.count + 1);
   type.find_arguments(call, arguments.data());
-  for (size_t i = 0; i < type.count; ++i) {
-    if (type.arguments[i].kind != ArgumentKind::kPointer) continue;
-    const void* pointer = *static_cast<void**>(arguments[i]);
-    if (!is_host_memory(pointer)) continue;
-    throw KernelError(format(
-        "CUDA on CPU: argument %zu of kernel %s points to host memory, which a kernel cannot "
-        "access: allocate it by cudaMalloc and copy, or by cudaMallocManaged "
-        "(CUDACPU_HOST_POINTERS=allow lets it pass)\n  at %s:%d",
-        i + 1, site.kernel ? site.kernel : "(unknown)", site.file, site.line));
-  }
+  for (size_t i = 0; i < type.count; ++i)
+    if (type.arguments[i].kind == ArgumentKind::kPointer)
+      refuse_host_memory(i, "points to", *static_cast<void**>(arguments[i]), site);
 }
 
 }  // namespace
@@ -270,7 +297,7 @@ cudaError_t run_grid(const LaunchSite& site, const Configuration& config, const 
   check_caller(config.stream, "a kernel was launched", {site.file, site.line});
   if (const cudaError_t error = lost_context(); error != cudaSuccess) return error;
   refuse_host_pointers(site, type, call);
-  KernelWork work{site, config, type.loop, call, type.bytes};
+  KernelWork work{site, config, type.loop, call, type.bytes, &type};
   const cudaError_t status = nobody_captures() && !streams_are_late()
                                  ? perform(work)
                                  : submit_launch(std::move(work), type);
@@ -298,6 +325,10 @@ void enter_kernel(const KernelType* type, const char* signature, unsigned max_th
                                                      text_of(cluster));
       worker->abandon();
     }
+  }
+  if (type && type->by_address && !launch.keeps_call && !launch.probe) {
+    launch.call_by_address();
+    worker->abandon();
   }
   cudaError_t problem = cudaSuccess;
   std::string reason;

@@ -31,8 +31,15 @@ struct Allocation {
   bool given = false;  // to a kernel, or to a copy or fill that wrote to it: see look_for_unset
 };
 
+// Memory that a program has freed, as long as nothing is allocated there again.
+struct Freed {
+  size_t bytes;
+  const void* code;  // that freed it
+};
+
 struct Memory {
   std::mutex mutex;
+  std::map<const char*, Freed> given_back;   // by address
   std::map<char*, Allocation> allocations;   // by address
   std::map<const char*, size_t> registered;  // the program's own memory: bytes, by address
   std::map<char*, size_t> freed;             // kept where streams are late: bytes, by address
@@ -51,6 +58,24 @@ const std::pair<char* const, Allocation>* find(const void* address) {
   const auto& candidate = *std::prev(after);
   return address < candidate.first + std::max<size_t>(candidate.second.bytes, 1) ? &candidate
                                                                                  : nullptr;
+}
+
+// The memory that was freed and holds the address, or null. The caller holds the lock.
+const Freed* find_given_back(const void* address) {
+  auto& freed = memory().given_back;
+  auto after = freed.upper_bound(static_cast<const char*>(address));
+  if (after == freed.begin()) return nullptr;
+  const auto& [begin, candidate] = *std::prev(after);
+  return address < begin + candidate.bytes ? &candidate : nullptr;
+}
+
+// The caller holds the lock.
+void forget_given_back(const char* begin, size_t bytes) {
+  auto& freed = memory().given_back;
+  auto place = freed.lower_bound(begin);
+  if (place != freed.begin() && std::prev(place)->first + std::prev(place)->second.bytes > begin)
+    --place;
+  while (place != freed.end() && place->first < begin + bytes) place = freed.erase(place);
 }
 
 // Of address and size. Processes share whole pages; but where addresses are watched, the end of an
@@ -79,6 +104,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   if (type == cudaMemoryTypeDevice) trace::follow(block, bytes);
   std::lock_guard lock(memory().mutex);
   memory().allocations[static_cast<char*>(block)] = {bytes, type};
+  forget_given_back(static_cast<char*>(block), bytes);
   *address = block;
   return cudaSuccess;
 }
@@ -100,6 +126,8 @@ cudaError_t release(void* address, cudaMemoryType type) {
   }
   const size_t bytes = found->second.bytes;
   memory().allocations.erase(found);
+  if (refuses_host_pointers())
+    memory().given_back[static_cast<char*>(address)] = {bytes, calling_code()};
   leave_pool(address);
   stop_sharing(address);
   if (streams_are_late()) {
@@ -256,6 +284,16 @@ cudaError_t submit_without_stream(const W& work, const char* function) {
   return streams_are_late() ? defer_without_stream(work) : perform(work);
 }
 
+// Refuse a copy between host and device whose device side is a __device__ variable by its name.
+cudaError_t refuse_variables(const void* to, const void* from, cudaMemcpyKind kind) {
+  const void* device = kind == cudaMemcpyDeviceToHost   ? from
+                       : kind == cudaMemcpyHostToDevice ? to
+                                                        : nullptr;
+  if (!is_variable_of_host(device)) return cudaSuccess;
+  return set_error(cudaErrorInvalidValue,
+                   "a __device__ variable: cudaMemcpyToSymbol and cudaMemcpyFromSymbol take it");
+}
+
 // Check that the range is memory that can move, managed or the system's own, and that the location
 // is valid for it. The system's memory cannot be judged.
 cudaError_t check_movable(const void* address, size_t bytes, cudaMemLocation location) {
@@ -343,6 +381,16 @@ std::string writes_beyond_allocations(const Launch& launch) {
   return found;
 }
 
+std::string was_freed(const void* address) {
+  std::lock_guard lock(memory().mutex);
+  if (find(address)) return "";
+  const Freed* freed = find_given_back(address);
+  if (!freed) return "";
+  const auto* code = static_cast<const char*>(freed->code);
+  const std::string line = code ? source_line(code - 1) : "";
+  return "memory that was freed" + (line.empty() ? "" : ", at " + line);
+}
+
 cudaError_t check(const Copy& copy) {
   if (copy.kind < cudaMemcpyHostToHost || copy.kind > cudaMemcpyDefault)
     return set_error(cudaErrorInvalidMemcpyDirection);
@@ -358,6 +406,12 @@ cudaError_t check(const Copy& copy) {
   if ((from_host && is_device_memory(copy.from)) || (to_host && is_device_memory(copy.to)))
     return set_error(cudaErrorInvalidValue,
                      "the direction of this copy is not that of its pointers");
+  // The device's side: other memory there may be the host's by now.
+  if (copy.kind == cudaMemcpyDeviceToHost || copy.kind == cudaMemcpyHostToDevice) {
+    const void* device = copy.kind == cudaMemcpyDeviceToHost ? copy.from : copy.to;
+    if (std::string why = was_freed(device); !why.empty())
+      return set_error(cudaErrorInvalidValue, why);
+  }
   return cudaSuccess;
 }
 
@@ -393,7 +447,19 @@ bool never_given(const void* address) {
 
 void look_for_unset(const Copy& copy) {
   constexpr size_t kMost = 4 << 20;  // bytes that are looked at
-  if (copy.height != 1 || !is_device_memory(copy.from) || is_device_memory(copy.to)) return;
+  if (!is_device_memory(copy.from) || is_device_memory(copy.to)) return;
+  for (size_t y = 0; y < copy.height && !shares_memory(); ++y) {
+    const auto unset =
+        trace::unset_part(static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
+    if (!unset || !looking_for_unset.exchange(false)) continue;
+    const std::string row = copy.height > 1 ? format(" of row %zu", y) : "", line = calling_line();
+    unset_in_copy = format(
+        "%sa copy of %zu bytes brought memory to the host that nothing has written: bytes %zu to "
+        "%zu%s",
+        line.empty() ? "" : (line + ": ").c_str(), copy.width * copy.height, unset->first,
+        unset->second, row.c_str());
+  }
+  if (copy.height != 1) return;
   const size_t bytes = std::min(copy.width, kMost);
   const auto* got = static_cast<const unsigned char*>(copy.to);
   if (never_given(copy.from) && std::all_of(got, got + bytes, [](int b) { return b == 0xff; })) {
@@ -460,11 +526,13 @@ cudaError_t defer(cudaStream_t stream, const Copy& copy) {
              static_cast<const char*>(copy.from) + y * copy.from_pitch, copy.width);
   }
   const std::string what = format("a copy of %s", in_bytes(copy.width * copy.height).c_str());
-  const DeferredWork work = defer(stream, what, [later, staged, what] {
-    refuse_freed_memory(later.to, what);
-    refuse_freed_memory(later.from, what);
-    return perform(later);
-  });
+  const DeferredWork work = defer(stream, what,
+                                  [later, staged, what] {
+                                    refuse_freed_memory(later.to, what);
+                                    refuse_freed_memory(later.from, what);
+                                    return perform(later);
+                                  },
+                                  {copy.to, copy.from});
   // A GPU has written pageable memory when the call returns, and waits for a copy within the host.
   const bool waits = writes_pageable(copy) || copy.kind == cudaMemcpyHostToHost;
   return waits ? wait_for(work) : cudaSuccess;
@@ -508,10 +576,12 @@ cudaError_t defer(cudaStream_t stream, const Fill& fill) {
   if (cudaError_t error = check(fill); error != cudaSuccess) return error;
   const size_t bytes = fill.width * fill.element_bytes * fill.height;
   const std::string what = format("a fill of %s", in_bytes(bytes).c_str());
-  defer(stream, what, [fill, what] {
-    refuse_freed_memory(fill.to, what);
-    return perform(fill);
-  });
+  defer(stream, what,
+        [fill, what] {
+          refuse_freed_memory(fill.to, what);
+          return perform(fill);
+        },
+        {fill.to});
   return cudaSuccess;
 }
 
@@ -737,10 +807,12 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  if (cudaError_t error = refuse_variables(to, from, kind); error != cudaSuccess) return error;
   return submit_without_stream(row(to, from, bytes, kind), "cudaMemcpy");
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+  if (cudaError_t error = refuse_variables(to, from, kind); error != cudaSuccess) return error;
   return submit(stream, row(to, from, bytes, kind));
 }
 cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,

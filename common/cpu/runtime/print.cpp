@@ -2,6 +2,7 @@
 #include "runtime.h"
 
 #include <cstdarg>
+#include <map>
 
 namespace cudacpu {
 
@@ -23,8 +24,12 @@ int printf(const char* format, ...) {
     char text[4096];
     count = vsnprintf(text, sizeof text, format, arguments);
     size_t length = std::min<size_t>(static_cast<size_t>(std::max(count, 0)), sizeof text - 1);
-    if (worker->launch()->printed_bytes.fetch_add(length) < kMaxPrintedBytes)
-      block_of(*current).printed.append(text, length);
+    if (worker->launch()->printed_bytes.fetch_add(length) < kMaxPrintedBytes) {
+      ResidentBlock& block = block_of(*current);
+      block.printed.append(text, length);
+      if (settings().prints == Prints::kSorted)
+        block.printers.emplace_back(current - block.threads.data(), length);
+    }
   }
   va_end(arguments);
   return count;
@@ -32,11 +37,24 @@ int printf(const char* format, ...) {
 
 void collect_printed(Launch& launch, ResidentBlock& block) {
   std::lock_guard lock(launch.mutex);
-  launch.printed.emplace_back(block.position, std::move(block.printed));
+  if (settings().prints == Prints::kSorted) {
+    // The texts of all threads have one position, so that `write_printed` sorts them.
+    std::map<std::ptrdiff_t, std::string> of_thread;
+    size_t begin = 0;
+    for (auto [rank, length] : block.printers) {
+      of_thread[rank].append(block.printed, begin, length);
+      begin += length;
+    }
+    for (auto& [rank, text] : of_thread) launch.printed.emplace_back(0, std::move(text));
+    block.printers.clear();
+  } else {
+    launch.printed.emplace_back(block.position, std::move(block.printed));
+  }
   block.printed.clear();
 }
 
 void write_printed(Launch& launch) {
+  if (settings().prints == Prints::kNone) return;
   std::sort(launch.printed.begin(), launch.printed.end());
   for (auto& [position, text] : launch.printed) fwrite(text.data(), 1, text.size(), stdout);
   if (launch.printed_bytes.load() > kMaxPrintedBytes)

@@ -2,9 +2,11 @@
 //
 // For every four bytes, the shadow keeps up to four accesses that are not out of date: what is
 // known to a later write of the same bytes is. Reads by more threads than that are forgotten, but
-// not in favour of a second one from the same warp.
+// not in favour of a second one from the same warp. Where all four are taken, one of two that are
+// alike and known gives way: each write that races with it races with the new access, too.
 #include "tracer.h"
 
+#include <optional>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -51,13 +53,14 @@ struct Place {
   uint32_t bytes;
 };
 struct Finding {
-  // "race", "copy" (of what is under way), "fence", "mbarrier" (its fence), "unwritten"
+  // "race", "copy" (of what is under way), "fence", "mbarrier" (its fence), "unwritten", "host"
   const char* what;
   uint32_t kernel;
   dim3 block_shape, grid;
   Space space;
   std::string memory;  // what it is called, or ""
   Place first, second;
+  std::optional<uint32_t> unfenced;  // the site of an atomic that would order them after a fence
 };
 
 struct Found {
@@ -110,7 +113,8 @@ ShadowPage* global_page(uintptr_t address) {
   return cached.page;
 }
 
-void report(const char* what, const Access& access, const Place& first) {
+void report(const char* what, const Access& access, const Place& first,
+            const uint32_t* unfenced = nullptr) {
   Found& all = found();
   if (!all.told.insert({what, first.site, access.site}).second) return;
   if (all.findings.size() >= kMostFindings) {
@@ -123,12 +127,29 @@ void report(const char* what, const Access& access, const Place& first) {
   std::string memory = describe_address(pointer, access.bytes);
   if (memory.empty()) memory = describe_allocation(pointer);
   all.findings.push_back({what, kernel_number(), config.block, config.grid, access.space,
-                          std::move(memory), first, second});
+                          std::move(memory), first, second,
+                          unfenced ? std::optional(*unfenced) : std::nullopt});
 }
 
-void report_unwritten(const Access& access) {
-  report("unwritten", access,
+// Report an access that is wrong by itself.
+void report_one(const char* what, const Access& access) {
+  report(what, access,
          {access.site, running.block->number, running.rank, access.kind, access.bytes});
+}
+
+// Return true if a kernel of a program may not use this memory. An answer holds for a page, as long
+// as the launch lasts.
+bool is_of_host(uintptr_t address) {
+  static struct {
+    uintptr_t page;
+    uint32_t launch;
+  } known[256];
+  if (!refuses_host_pointers()) return false;
+  auto& last = known[address / kPageBytes % 256];
+  if (last.launch == traced.number && last.page == address / kPageBytes) return false;
+  if (is_host_memory(reinterpret_cast<const void*>(address)) && !is_in_heap(address)) return true;
+  last = {address / kPageBytes, traced.number};
+  return false;
 }
 
 bool is_strong(uint8_t kind, bool is_volatile, bool same_warp, Space space) {
@@ -138,6 +159,21 @@ bool is_strong(uint8_t kind, bool is_volatile, bool same_warp, Space space) {
 
 unsigned log2_of(uint32_t bytes) {
   return std::min(7u, 31u - static_cast<unsigned>(__builtin_clz(bytes)));
+}
+
+// The place in a full cell of a past access to bytes of the mask that the running thread knows, and
+// that is like another one there; -1 if there is none.
+int doubled_place(const Cell& cell, uint8_t mask) {
+  for (unsigned i = 0; i < kPasts; ++i) {
+    const Past& past = cell.pasts[i];
+    if (past.pending || past.mask & ~mask || !is_known(past.block, past.rank, past.clock)) continue;
+    for (unsigned k = 0; k < kPasts; ++k) {
+      const Past& other = cell.pasts[k];
+      if (k != i && other.kind == past.kind && other.is_volatile == past.is_volatile)
+        return static_cast<int>(i);
+    }
+  }
+  return -1;
 }
 
 Place place_of(const Past& past) {
@@ -170,7 +206,9 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
     if (!known && !harmless && past.mask & mask) {
       // A thread that does not even know of its start needs more than a wait.
       bool lacks_wait = past.pending && (past.kind != kRead || start_known);
-      report(lacks_wait ? "copy" : "race", access, place_of(past));
+      const bool unordered = !lacks_wait && !past.pending;
+      report(lacks_wait ? "copy" : "race", access, place_of(past),
+             unordered ? update_without_fence(past.block, past.rank, past.clock) : nullptr);
       good = false;
     }
     bool stored = past.kind != kRead && !past.copied;
@@ -195,6 +233,7 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
     }
   }
   if (place < 0) place = crowded;
+  if (place < 0) place = doubled_place(cell, mask);
   if (place < 0 && access.kind == Kind::kWrite) place = static_cast<int>(running.rank % kPasts);
   if (place < 0) return good;
   cell.pasts[place] = {block,
@@ -244,7 +283,7 @@ void check_shared(const Access& access) {
     return good;
   });
   const bool reads = access.kind != Kind::kWrite && !access.is_store;
-  if (reads && good && !all_written(block, offset, access.bytes)) report_unwritten(access);
+  if (reads && good && !all_written(block, offset, access.bytes)) report_one("unwritten", access);
   if (access.kind != Kind::kRead) note_written(block, offset, access.bytes);
 }
 
@@ -272,13 +311,14 @@ static bool is_guess(const Finding& finding) {
 void check_access(const Access& access) {
   note_guess(access);
   if (access.space == Space::kShared) return check_shared(access);
+  if (is_of_host(access.address)) return report_one("host", access);
   bool good = true;
   each_cell(access.address, access.bytes, global_page, [&](Cell& cell, uint8_t mask) {
     good = check_cell(cell, mask, access);
     return good;
   });
   const bool reads = access.kind != Kind::kWrite && !access.is_store;
-  if (reads && good && reads_unset(access.address, access.bytes)) report_unwritten(access);
+  if (reads && good && reads_unset(access.address, access.bytes)) report_one("unwritten", access);
   if (access.kind != Kind::kRead)
     written(reinterpret_cast<const void*>(access.address), access.bytes);
 }
@@ -338,7 +378,9 @@ std::string races_as_json() {
                    finding.kernel, finding.space == Space::kShared ? "true" : "false");
     text += "\"memory\": " + quoted(finding.memory);
     text += ", \"first\": " + as_json(finding.first, finding);
-    text += ", \"second\": " + as_json(finding.second, finding) + "}";
+    text += ", \"second\": " + as_json(finding.second, finding);
+    if (finding.unfenced) text += format(", \"unfenced\": %u", *finding.unfenced);
+    text += "}";
   }
   text += format("], \"more\": %zu, \"left_out\": %zu", all.more, all.pages_left_out);
   all = Found{};

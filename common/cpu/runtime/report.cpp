@@ -2,6 +2,7 @@
 #include "runtime.h"
 
 #include <dlfcn.h>
+#include <unwind.h>
 
 #include <cstdarg>
 #include <ctime>
@@ -124,6 +125,32 @@ std::string source_line(const void* pc) {
   }
   pclose(output);
   return result;
+}
+
+const void* calling_code() {
+  struct Search {
+    const void* library;
+    const void* found;
+  };
+  Dl_info own;
+  if (!dladdr(reinterpret_cast<const void*>(&calling_line), &own)) return nullptr;
+  Search search{own.dli_fbase, nullptr};
+  auto look = [](_Unwind_Context* context, void* data) {
+    auto& search = *static_cast<Search*>(data);
+    auto* pc = reinterpret_cast<const void*>(_Unwind_GetIP(context));
+    Dl_info info;
+    if (!dladdr(pc, &info)) return _URC_END_OF_STACK;
+    if (info.dli_fbase == search.library) return _URC_NO_REASON;
+    search.found = pc;
+    return _URC_END_OF_STACK;
+  };
+  _Unwind_Backtrace(look, &search);
+  return search.found;
+}
+
+std::string calling_line() {
+  const auto* code = static_cast<const char*>(calling_code());
+  return code ? source_line(code - 1) : "";  // the call is before the address of its return
 }
 
 double seconds() {

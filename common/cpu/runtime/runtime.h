@@ -264,7 +264,8 @@ struct ResidentBlock : Block {
   std::vector<Warp> warps;
   std::vector<uint16_t> order;  // of the threads, in a random schedule
   std::string printed;
-  std::vector<AsyncCopies> async_copies;  // by thread; empty until one is used
+  std::vector<std::pair<std::ptrdiff_t, size_t>> printers;  // in Prints::kSorted: rank and bytes
+  std::vector<AsyncCopies> async_copies;                    // by thread; empty until one is used
   std::vector<ArrivalAfterCopies> arrivals_after_copies;
   std::vector<Transfer> transfers;
   bool has_async_copies = false;
@@ -314,6 +315,10 @@ struct alignas(8) Schedule {  // 8 bytes at once, which every compiler has an in
 // ends the launch.
 enum class Masks : uint8_t { kAny, kNamed, kEndLaunch };
 
+// The output of a launch's printf: block by block as they ran; sorted by the text of each thread,
+// the same in each order; or none.
+enum class Prints : uint8_t { kAsRun, kSorted, kNone };
+
 struct Settings {
   std::atomic<Schedule> schedule{Schedule{}};
   std::atomic<unsigned> threads{1};
@@ -329,6 +334,7 @@ struct Settings {
   // CUDA's rules demand that all threads of a block reach it.
   std::atomic<bool> strict_barriers{false};
   std::atomic<Masks> masks{Masks::kAny};
+  std::atomic<Prints> prints{Prints::kAsRun};
   // A failed assert() ends the launch, and the context is lost, as on a GPU; else the launch
   // throws.
   std::atomic<bool> asserts_lose_context{false};
@@ -360,6 +366,8 @@ std::string as_negative(int64_t number);
 
 // ------------------------------------------------------------------ kernel.cpp
 
+struct Launch;
+
 // The data of a kernel; found by its address.
 struct Kernel {
   std::atomic<size_t> dynamic_limit{0};  // set by cudaFuncSetAttribute; 0 until then
@@ -374,16 +382,24 @@ struct Kernel {
   }
 };
 Kernel& kernel_at(const void* address);
+// Blocks of this launch that the card can hold at once.
+uint64_t most_resident(const Launch& launch);
 // Why a launch with so much dynamic shared memory is refused, which the card has.
 std::string more_shared_than_set(size_t bytes, const Kernel& kernel);
 
 // ------------------------------------------------------------------ launch.cpp
 
+// Throw if kernels may get no pointers to host memory, and this address is there. i, relation: of
+// the argument, for the message.
+void refuse_host_memory(size_t i, const char* relation, const void* address,
+                        const LaunchSite& site);
+
 enum class Stop : uint8_t {
   kNo,
   kRefused,
-  kRestart,  // with the cluster that the kernel requires; nothing of it has run
-  kProbed,   // nothing of it was to run
+  kRestart,    // with the cluster that the kernel requires; nothing of it has run
+  kByAddress,  // the same, with the addresses of its arguments
+  kProbed,     // nothing of it was to run
   kFailed,
   kAsserted,
   kTimeLimit,
@@ -396,6 +412,7 @@ struct Launch {
   void (*loop)(void*);
   void* call;
   size_t call_bytes;  // of what is at `call`: the kernel's arguments, in some form
+  bool keeps_call;    // also if the kernel is to be called by address
   bool probe;         // only up to the kernel's first instruction
   Schedule schedule;
   uint64_t blocks = 0;
@@ -405,6 +422,7 @@ struct Launch {
   uint64_t stride = 1;   // the random order of clusters: position * stride + shift, modulo clusters
   uint64_t shift = 0;
   std::atomic<uint64_t> next_position{0};
+  std::atomic<uint64_t> blocks_returned{0};
   std::atomic<Kernel*> kernel{nullptr};
   std::atomic<const char*> signature{nullptr};
   std::atomic<const KernelType*> type{nullptr};  // null, too, if unknown to the kernel
@@ -431,7 +449,12 @@ struct Launch {
   void end_probe();
   // End it before anything has run, because the kernel requires this cluster.
   void restart(dim3 cluster);
+  // The same, because the kernel takes a reference, or an object with a constructor of its own.
+  void call_by_address();
   uint64_t cluster_at(uint64_t position) const;
+  uint64_t blocks_begun() const { return std::min(next_position.load(), clusters) * cluster_size; }
+  // Return true if another block, or cluster, can be resident on the card beside those that are.
+  bool fits_another() const;
   std::string kernel_name() const;
   std::string describe() const;  // a line: its kernel and where it was launched
 };
@@ -661,6 +684,10 @@ std::string describe(const Thread& thread);  // a line
 std::string describe_waiting(const std::vector<ResidentBlock*>& blocks);
 std::string library_at(const void* pc);   // the file that it was loaded from, or ""
 std::string source_line(const void* pc);  // "file:line" through addr2line, or ""
+// The return address in the code from which this library was called, and its line; null and "" if
+// unknown.
+const void* calling_code();
+std::string calling_line();
 double seconds();
 
 // ------------------------------------------------------------------ addresses.cpp
@@ -757,6 +784,8 @@ void open_to_host(void* address);
 // Open all of them as long as something on the device runs: see MemoryOpen.
 void begin_device_work();
 void end_device_work();
+// Return true for a __device__ variable of a program whose address host code has not asked for.
+bool is_variable_of_host(const void* address);
 // Print what is wrong if this address, which host code could not access, is device memory.
 void explain_host_access(const void* address, void* pc);
 
@@ -768,6 +797,8 @@ bool refuses_host_pointers();
 // Return true if an address is not null, and not in or right after the end of an allocation or
 // registration of this runtime, nor in a variable or function of the program or a library.
 bool is_host_memory(const void* address);
+// "memory that was freed, at prog.cu:7" if the address is in such memory of a program, or "".
+std::string was_freed(const void* address);
 // Record that some of these bytes, of arguments or of an array of pointers, may be addresses of
 // allocations, which something else may write to from now on.
 void note_given(const void* data, size_t bytes);

@@ -27,10 +27,6 @@ CUDACPU_THREAD_LOCAL Finding last_finding = {};
 
 namespace {
 
-// Threads that one worker keeps at once, where blocks wait for each other. Each has a stack, and a
-// process has no more than 65,530 mappings.
-constexpr size_t kMaxLiveThreads = 8192;
-
 // The number of polls between two looks at the clock for an endless spin.
 constexpr uint64_t kPollsPerLook = 1024;
 
@@ -330,6 +326,7 @@ void Worker::shape_block(ResidentBlock& block) {
 }
 
 void Worker::retire(ResidentBlock& block) {
+  launch_->blocks_returned.fetch_add(1, std::memory_order_relaxed);
   if (block.has_bulk_stores) finish_bulk_stores(block);
   if (!block.transfers.empty()) check_transfers(block);
   check_guards(block);
@@ -437,8 +434,7 @@ void Worker::poll(const Wait& wait) {
   // After two rounds in which all threads only polled, no thread here will act. Another block may
   // act, or another worker, or none.
   if (++polls_ > 2 * (uint64_t{ready_.size} + 1) && first_unstarted_ == live_.size()) {
-    if ((live_.size() + launch_->cluster_size) * launch_->threads <= kMaxLiveThreads &&
-        take_blocks()) {
+    if (launch_->fits_another() && take_blocks()) {
       progress();
     } else if (polls_ % kPollsPerLook == 0) {
       if (endless_spin()) {
@@ -533,6 +529,14 @@ void Worker::report_deadlock() {
                                : "deadlock: every thread waits for another\n";
   message += describe_waiting(live_);
   if (returned) message += format("  %u thread(s) have returned\n", returned);
+  const uint64_t left = launch_->blocks - launch_->blocks_begun();
+  if (left && !launch_->fits_another())
+    message += format(
+        "  %llu block(s) have not begun: %llu are resident, as many as %s holds; where blocks wait "
+        "for the whole grid, cudaLaunchCooperativeKernel refuses one that does not fit\n",
+        static_cast<unsigned long long>(left),
+        static_cast<unsigned long long>(launch_->blocks_begun() - launch_->blocks_returned.load()),
+        device_name().c_str());
   if (grid_.waiting.size && grid_.absent)
     message += format(
         "  in %llu block(s), thread (0,0,0) has returned: grid.sync() can never "

@@ -52,6 +52,10 @@ void cudacpu_set_masks(int masks) {
   cudacpu::settings().masks = static_cast<cudacpu::Masks>(masks);
 }
 
+void cudacpu_set_prints(int prints) {
+  cudacpu::settings().prints = static_cast<cudacpu::Prints>(prints);
+}
+
 void cudacpu_set_asserts_lose_context(int on) {
   cudacpu::settings().asserts_lose_context = on;
 }

@@ -9,6 +9,8 @@
 #include <cudacpu/thread.h>
 
 #include <initializer_list>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace cudacpu {
@@ -99,6 +101,9 @@ void follow(const void* begin, size_t bytes);
 void follow_no_longer(const void* begin);
 // Record that a copy or a fill has written it.
 void written(const void* begin, size_t bytes);
+// Return the first and the last of these bytes that nothing has written, if they are more than the
+// padding of structures.
+std::optional<std::pair<size_t, size_t>> unset_part(const void* begin, size_t bytes);
 
 // Record that the running thread has read or written elements of a texture or surface. They are not
 // counted: how a GPU arranges them in memory is not known.
@@ -137,6 +142,9 @@ inline void work_done_at(const void*, const Spans&, const Starter&) {}
 inline void follow(const void*, size_t) {}
 inline void follow_no_longer(const void*) {}
 inline void written(const void*, size_t) {}
+inline std::optional<std::pair<size_t, size_t>> unset_part(const void*, size_t) {
+  return {};
+}
 inline void image_accessed(const void*, size_t, Kind, Site) {}
 inline bool is_on() {
   return false;

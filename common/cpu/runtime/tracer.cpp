@@ -9,6 +9,7 @@
 #include <link.h>
 #include <pthread.h>
 
+#include <map>
 #include <unordered_map>
 
 namespace cudacpu::trace {
@@ -77,6 +78,13 @@ Range find_thread_locals() {
   add(&entry_pending, sizeof entry_pending), add(&polled, sizeof polled);
   add(&last_finding, sizeof last_finding);
   return found;
+}
+
+// Memory that kernels have allocated: where each begins and ends. It is never taken out, since a
+// GPU's heap is no place for the host's memory.
+std::map<uintptr_t, uintptr_t>& heap() {
+  static auto& instance = *new std::map<uintptr_t, uintptr_t>;
+  return instance;
 }
 
 // ------------------------------------------------------------------ sites
@@ -159,8 +167,22 @@ void trace_access(const Access& access) {
 bool is_tracing() {
   return current && running.thread;
 }
+
+void* in_heap(void* memory, size_t bytes) {
+  if (memory && is_tracing()) {
+    const auto begin = reinterpret_cast<uintptr_t>(memory);
+    heap()[begin] = begin + bytes;
+  }
+  return memory;
+}
+
 bool looks_for_races() {
   return is_tracing() && mode() == Mode::kRaces;
+}
+
+uint32_t site_of(const void* pc) {
+  const auto& callers = running.thread->callers;
+  return number_of(pc, callers.empty() ? nullptr : callers.back());
 }
 
 __attribute__((always_inline)) inline void on_access(const void* pointer, size_t bytes, Kind kind,
@@ -171,9 +193,8 @@ __attribute__((always_inline)) inline void on_access(const void* pointer, size_t
   Space space;
   ResidentBlock* owner;
   if (is_private(address, space, owner)) return;
-  const auto& callers = running.thread->callers;
-  uint32_t site = number_of(pc, callers.empty() ? nullptr : callers.back());
-  Access access{address, static_cast<uint32_t>(bytes), site, kind, space, owner, is_volatile};
+  Access access{address,    static_cast<uint32_t>(bytes), site_of(pc), kind, space, owner,
+                is_volatile};
   access.is_store = is_store;
   trace_access(access);
 }
@@ -205,6 +226,7 @@ void on_atomic(const void* pointer, size_t bytes, Effect effect, const void* pc)
   }
   if (races || effect != Effect::kLoad)
     on_access(pointer, bytes, Kind::kAtomic, false, pc, effect == Effect::kStore);
+  if (races && !order.releases) note_update(pointer, stores, site_of(pc));
   if (!races || effect == Effect::kStore) return;
   if (effect == Effect::kFailed ? order.acquires_on_failure : order.acquires)
     acquired_at(pointer);
@@ -235,6 +257,11 @@ Mode mode() {
 
 bool is_on() {
   return mode() != Mode::kOff;
+}
+
+bool is_in_heap(uintptr_t address) {
+  auto after = heap().upper_bound(address);
+  return after != heap().begin() && address < std::prev(after)->second;
 }
 
 const AccessSite& site_at(uint32_t number) {
@@ -470,6 +497,31 @@ void __tsan_read_range(void* address, size_t bytes) {
 }
 void __tsan_write_range(void* address, size_t bytes) {
   on_access(address, bytes, Kind::kWrite, false, CUDACPU_PC);
+}
+
+// Calls of these, which backend.ldflags renames. What a kernel allocates is the device's.
+void* __wrap_malloc(size_t bytes) {
+  return in_heap(malloc(bytes), bytes);
+}
+void* __wrap__Znwm(size_t bytes) {
+  return in_heap(operator new(bytes), bytes);
+}
+void* __wrap__Znam(size_t bytes) {
+  return in_heap(operator new[](bytes), bytes);
+}
+void* __wrap_memcpy(void* to, const void* from, size_t bytes) {
+  on_access(from, bytes, Kind::kRead, false, CUDACPU_PC);
+  on_access(to, bytes, Kind::kWrite, false, CUDACPU_PC);
+  return memcpy(to, from, bytes);
+}
+void* __wrap_memmove(void* to, const void* from, size_t bytes) {
+  on_access(from, bytes, Kind::kRead, false, CUDACPU_PC);
+  on_access(to, bytes, Kind::kWrite, false, CUDACPU_PC);
+  return memmove(to, from, bytes);
+}
+void* __wrap_memset(void* to, int value, size_t bytes) {
+  on_access(to, bytes, Kind::kWrite, false, CUDACPU_PC);
+  return memset(to, value, bytes);
 }
 
 void __tsan_atomic_thread_fence(int) {

@@ -55,6 +55,29 @@ void written(const void* begin, size_t bytes) {
   });
 }
 
+std::optional<std::pair<size_t, size_t>> unset_part(const void* begin, size_t bytes) {
+  constexpr size_t kPadding = 15;  // the longest: before a member that is aligned to 16 bytes
+  constexpr size_t kFewRuns = 2;   // padding comes again with each structure
+  constexpr size_t kMany = 64;     // bytes
+  size_t first = 0, last = 0, runs = 0, run = 0, longest = 0;
+  each_followed(reinterpret_cast<uintptr_t>(begin), bytes, [&](auto& bits, size_t i, size_t count) {
+    for (size_t k = 0; k < count; ++k) {
+      if (bits[i + k]) {
+        run = 0;
+        continue;
+      }
+      if (runs == 0) first = k;
+      runs += run == 0;
+      last = k;
+      longest = std::max(longest, ++run);
+    }
+  });
+  if (runs == 0) return {};
+  const bool is_padding = longest <= kPadding && (runs > kFewRuns || bytes < kMany);
+  if (is_padding && longest < bytes) return {};
+  return std::pair{first, last};
+}
+
 bool reads_unset(uintptr_t address, size_t bytes) {
   bool unset = false;
   each_followed(address, bytes, [&](auto& bits, size_t i, size_t count) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
@@ -77,7 +78,36 @@ struct KernelType {
   const void* address;
   void (*call)(void** arguments);
   const ArgumentType* parameters;
+  const bool* references;  // of each parameter: a reference to what a kernel may change
   size_t count;
+  bool by_address;  // to be called by `call`: it has such a parameter, or an object's
+};
+
+// A parameter with constructors or a destructor of its own, which no thread of a kernel runs: each
+// has the bytes of the argument.
+template <class P>
+constexpr bool is_object =
+    (std::is_class_v<P> || std::is_union_v<P>) &&
+    !(std::is_trivially_copy_constructible_v<P> && std::is_trivially_move_constructible_v<P> &&
+      std::is_trivially_destructible_v<P>);
+template <class P>
+constexpr bool is_reference_to_change =
+    std::is_lvalue_reference_v<P> && !std::is_const_v<std::remove_reference_t<P>>;
+
+// A thread's own copy of an object, passed by its address, as compilers do (Itanium C++ ABI, 3.1).
+template <class P, bool object = is_object<P>>
+struct Passed {
+  using Type = P*;
+  alignas(P) unsigned char bytes[sizeof(P)];
+  explicit Passed(const void* argument) { __builtin_memcpy(bytes, argument, sizeof bytes); }
+  Type get() { return reinterpret_cast<P*>(bytes); }
+};
+template <class P>
+struct Passed<P, false> {
+  using Type = P;
+  std::remove_reference_t<P>* argument;
+  explicit Passed(void* given) : argument(static_cast<std::remove_reference_t<P>*>(given)) {}
+  Type get() { return static_cast<P>(*argument); }
 };
 struct KnownKernel : KernelType {
   explicit KnownKernel(const KernelType& type);
@@ -89,17 +119,26 @@ template <class... P, void (*kernel)(P...)>
 struct KernelTypeOf<kernel> {
   template <size_t... I>
   static void call_with(void** arguments, std::index_sequence<I...>) {
-    kernel(*static_cast<std::remove_cv_t<std::remove_reference_t<P>>*>(arguments[I])...);
+    if constexpr ((is_object<P> || ...)) {
+      auto* by_address = reinterpret_cast<void (*)(typename Passed<P>::Type...)>(kernel);
+      asm("" : "+r"(by_address));  // the compiler is not to know that the types differ
+      std::tuple<Passed<P>...> passed{Passed<P>(arguments[I])...};
+      by_address(std::get<I>(passed).get()...);
+    } else {
+      kernel(*static_cast<std::remove_cv_t<std::remove_reference_t<P>>*>(arguments[I])...);
+    }
   }
   static void call(void** arguments) { call_with(arguments, std::index_sequence_for<P...>{}); }
   static inline const ArgumentType parameters[] = {
       argument_type<std::remove_cv_t<std::remove_reference_t<P>>>()...,
       argument_type<std::nullptr_t>()};
+  static inline const bool references[] = {is_reference_to_change<P>..., false};
   static inline const KnownKernel type{
-      KernelType{reinterpret_cast<const void*>(kernel), &call, parameters, sizeof...(P)}};
+      KernelType{reinterpret_cast<const void*>(kernel), &call, parameters, references, sizeof...(P),
+                 ((is_object<P> || is_reference_to_change<P>) || ...)}};
 };
 
-// Null for a kernel that is overloaded, and cannot name itself.
+// Null for a kernel that cannot name itself.
 template <auto kernel>
 const KernelType* kernel_type() {
   if constexpr (std::is_null_pointer_v<decltype(kernel)>)
@@ -126,6 +165,8 @@ struct CallType {
   void* (*copy)(const void* call);
   void (*destroy)(void* call);
   void (*find_arguments)(void* call, void** arguments);
+  // What the arguments are copies of; null for a value that had no place.
+  void* const* (*originals)(void* call);
   const ArgumentType* arguments;
   size_t count;
 };
@@ -138,6 +179,7 @@ template <class Function, class... A>
 struct Call {
   Function function;
   std::tuple<A...> arguments;
+  void* originals[sizeof...(A) + 1];
 
   // (Not std::apply, which takes a compiler longer.)
   template <size_t... I>
@@ -164,10 +206,11 @@ struct Call {
   static void find_arguments(void* self, void** found) {
     static_cast<Call*>(self)->find(found, std::index_sequence_for<A...>{});
   }
+  static void* const* find_originals(void* self) { return static_cast<Call*>(self)->originals; }
   static inline const ArgumentType types[] = {argument_type<A>()...,
                                               argument_type<std::nullptr_t>()};
-  static inline const CallType type{&loop,           sizeof(Call), &copy,       &destroy,
-                                    &find_arguments, types,        sizeof...(A)};
+  static inline const CallType type{&loop,           sizeof(Call),    &copy, &destroy,
+                                    &find_arguments, &find_originals, types, sizeof...(A)};
 };
 
 // Arguments of a launch whose type their parameter decides (launches.py).
@@ -216,7 +259,13 @@ class Launcher {
   template <class... A>
   cudaError_t launch(A&&... arguments) const {
     using Arguments = std::tuple<std::decay_t<A>...>;
-    Call<Function, std::decay_t<A>...> call{function_, Arguments(std::forward<A>(arguments)...)};
+    Call<Function, std::decay_t<A>...> call{
+        function_,
+        Arguments(std::forward<A>(arguments)...),
+        {(std::is_lvalue_reference_v<A>
+              ? const_cast<void*>(static_cast<const volatile void*>(std::addressof(arguments)))
+              : nullptr)...,
+         nullptr}};
     return run_grid(site_, config_, call.type, &call);
   }
 
