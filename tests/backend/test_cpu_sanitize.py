@@ -296,6 +296,6 @@ def test_the_command_finds_each_fault() -> None:
     assert re.search(rf" waits FAIL .*?{early} __syncthreads at .*? addresses ", text), shown
     mask = "twice_mask: 1 float32: __shfl_sync: the mask 0xffffffff names lanes 1 to 31, which"
     assert re.search(rf" waits FAIL .*?{mask} returned and never made.*? addresses ", text), shown
-    fresh = r"twice_fresh: .*? reads index 0 of the output .*?, which nothing has written"
+    fresh = r"twice_fresh: .*? reads index 0 of tensor 1 .*?, which nothing has written"
     assert re.search(rf" unwritten FAIL .*?{fresh}", text), shown
     assert not run.alive()
