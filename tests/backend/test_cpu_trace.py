@@ -336,11 +336,12 @@ def test_a_race_fails_a_rung_with_right_results() -> None:
     assert outcome.reason == f"{worker.ACCESSES_FOUND} race on x: a.cu:3 and a.cu:4"
     assert outcome.findings == [
         {
-            "what": "race",
-            "places": RACE.places(),
-            "summary": RACE.summary(),
-            "details": RACE.details(),
+            "what": found.what,
+            "places": found.places(),
+            "summary": found.summary(),
+            "details": found.details(),
         }
+        for found in (RACE, UNWRITTEN)
     ]
 
 
