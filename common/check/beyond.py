@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from common.base.declaration import Case, Problem, Rung
+from common.base.paths import ROOT
 from common.check.call import Failure, outputs_of
 from common.check.device import Backend
 from common.check.draw import Draw
@@ -107,7 +108,7 @@ def _compared(
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            message = message_of(error)
+            message = message_of(error).replace(f"{ROOT}/", "")  # it is stored with the results
             refused = names_one_of(message, signature.names) or lacking(message)
             if refused and not GAVE_UP.search(message):
                 return None, f"it is refused: {message.splitlines()[0]}"

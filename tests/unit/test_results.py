@@ -19,6 +19,7 @@ import pytest
 from common.base import figures
 from common.base.ceilings import Ceilings
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
+from common.base.paths import DAYS
 from common.report import files, runs, stored
 from common.report.evidence import Evidence, KernelCode
 from common.report.files import ResultsError
@@ -125,6 +126,14 @@ def test_stored_results_and_generated_files_agree(root: Path) -> None:
         "days/day01/results/tesla-t4.json",
         "days/day02/results/nvidia-h200.json",
     ]
+
+
+def test_stored_results_name_no_folder_of_a_machine() -> None:
+    """A launcher's message has the path of its source."""
+    files = [*DAYS.glob("day*/results/*.json"), *DAYS.glob("day*/further/results/*.json")]
+    assert len(files) > 100
+    found = re.compile(r"[ (\"'](/\w+/[^\s\"']*\.(?:cuh?|py|h))")
+    assert [match for file in files for match in found.findall(file.read_text())] == []
 
 
 def test_the_readme_block(root: Path) -> None:
