@@ -253,7 +253,7 @@ class Runner:
             return
         full = len(days) >= self._capacity.alive
         builds = self._in("building") or (self._in("waiting") and not full)
-        alone = all(task.last for task in days)
+        alone = all(task.last for task in days) and (full or not self._in("ready"))
         for task in days:
             if not (task.quiet and builds) and (alone or not task.last):
                 assert task.child is not None

@@ -272,13 +272,13 @@ class MemoryFull(Steps):
         channel.emit(Over())
 
 
-@pytest.mark.parametrize("full", [1, 2])
+@pytest.mark.parametrize(("full", "at_once"), [(1, 2), (2, 2), (1, 1)])
 def test_a_day_that_finds_the_memory_full_is_timed_when_the_others_are_over(
-    fake: Fake, full: int
+    fake: Fake, full: int, at_once: int
 ) -> None:
-    """Two such days do not wait for each other."""
-    steps = MemoryFull(fake, together=2, full=full)
-    notes = fake.run(GPU, steps, days=5, ready=5, capacity=Capacity(3, 5))
+    """Two such days do not wait for each other, and one waits for days that have not begun."""
+    steps = MemoryFull(fake, together=at_once, full=full)
+    notes = fake.run(GPU, steps, days=5, ready=5, capacity=Capacity(1 if at_once == 1 else 3, 5))
     ends = [line for line in notes if line.startswith("day")]
     assert {line.split()[1] for line in ends[-full:]} == {f"{n}" for n in range(1, full + 1)}
     last = next(i for i, line in enumerate(notes) if line.startswith("turn 1 "))
