@@ -54,11 +54,12 @@ class Attend(torch.autograd.Function):
     def backward(ctx, gy):
         x, in_weight, out_weight, qkv, o, lse, padding = ctx.saved_tensors
         go = gy @ out_weight
-        go, q, k, v, o = (heads_of(t, ctx.heads) for t in (go, *qkv.chunk(3, -1), o))
+        rows = (go, *qkv.chunk(3, -1), o)
+        go_per_head, q, k, v, o_per_head = (heads_of(t, ctx.heads) for t in rows)
         if x.is_cuda and padding is None and x.numel():
-            gradients = by_flash(go, q, k, v, o, lse)
+            gradients = by_flash(go_per_head, q, k, v, o_per_head, lse)
         else:
-            gradients = by_formula(go, q, k, v, o, lse, padding)
+            gradients = by_formula(go_per_head, q, k, v, o_per_head, lse, padding)
         gqkv = torch.cat([g.transpose(1, 2).flatten(2) for g in gradients], -1).to(x.dtype)
         flat_gy, flat_gqkv = gy.flatten(0, 1), gqkv.flatten(0, 1)
         return (

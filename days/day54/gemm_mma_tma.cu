@@ -99,6 +99,7 @@ struct BoxLoads {
 
   __device__ __forceinline__ void next_part(const Schedule& s) {
     left = work.next(s) ? work.count : 0;
+    if (left == 0) return;
     const Corner tile = tile_at<P>(work.tile, s);
     m = tile.m * P::BM, n = tile.n * P::BN, k = work.first * P::BK;
   }

@@ -288,7 +288,7 @@ def test_a_day_that_finds_the_memory_full_is_timed_when_the_others_are_over(
 
 def test_days_that_wait_use_none_of_their_time(fake: Fake) -> None:
     limit, turn = 6.0, 2.1
-    steps = Steps(fake, 0.1, turn, together=2)
+    steps = Steps(fake, 0.3, turn, together=2)
     notes = fake.run(GPU, steps, days=4, ready=4, capacity=Capacity(4, 4), limit=limit)
     assert side_by_side(notes)["check"] > 1
     outcomes = fake.runner.outcomes
