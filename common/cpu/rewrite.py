@@ -102,6 +102,7 @@ class _Project:
     arch: int
     macros: conditions.Macros = field(default_factory=conditions.Macros)
     declared: set[str] = field(default_factory=set)  # with CUDA-like names
+    lacking: dict[str, str] = field(default_factory=dict)  # see names.refuse_missing
     volatile_readers: set[str] = field(default_factory=set)  # see waiting_loops
     device_macros: set[str] = field(default_factory=set)  # see conditions
     shared_variables: dict[str, str] = field(default_factory=dict)  # at file scope
@@ -128,8 +129,9 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
     for stream in streams:
         names.collect_declared(stream, project.declared)
     numbers = itertools.count()
+    for stream in [*streams[1:], code]:  # code is refused at the use of a macro
+        names.refuse_missing(stream, project.declared, project.lacking)
     for stream in streams:
-        names.refuse_missing(stream, project.declared)
         names.edit(stream)
         shared_variables.edit(stream, numbers, project.shared_variables)
         braced_pairs.edit(stream)
