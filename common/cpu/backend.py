@@ -43,7 +43,8 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
 # new module counts by default.
 _NOT_REWRITING: Final = (
     *("__init__.py", "__main__.py", "findings.py", "libraries.py", "access_table.py"),
-    *("launch_record.py", "program.py", "program_debugger.py", "program_profile.py", "vendor.py"),
+    *("launch_record.py", "program.py", "program_debugger.py", "program_profile.py"),
+    *("source_warnings.py", "vendor.py"),
 )
 REWRITER: Final[tuple[Path, ...]] = tuple(
     path for path in sorted(_HERE.glob("*.py")) if path.name not in (*_NOT_REWRITING, "backend.py")
@@ -138,8 +139,9 @@ def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain"
 # two days with a kernel of the same name share the description of its shared memory. (clang never
 # does this.) -fno-ipa-icf: otherwise g++ keeps one of two equal functions, as two launches of one
 # kernel are, and the other loses its lines. -fcheck-new: `new` in a kernel returns null where the
-# heap is full, and a program may look.
-_GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf", "-fcheck-new")
+# heap is full, and a program may look. -fno-tree-ter: otherwise the read in `h = x;` may have the
+# line that uses h.
+_GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf", "-fcheck-new", "-fno-tree-ter")
 
 # Functions that the address sanitizer's checks call; runtime/addresses.cpp replaces them.
 _ADDRESS_CALLS: Final = (

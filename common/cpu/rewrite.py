@@ -58,6 +58,14 @@ def rewrite(text: str, filename: str, model: str = "") -> str:
     return _rewrite_file(text, filename, copies={}, project=_Project(models.architecture(model)))
 
 
+def device_lines(source: Path, model: str = "") -> set[int]:
+    """Return the lines of a file that have device code, without functions that are `__host__` as
+    well."""
+    tokens = conditions.read(_text_of(source), models.architecture(model))
+    code = main_stream(tokens, Edits())
+    return {token.line for p, token in enumerate(code.tokens) if code.on_device(p)}
+
+
 def rewrite_tree(
     source: Path,
     out_dir: Path,
