@@ -149,10 +149,8 @@ def time_problem(
     medians = {c.name: statistics.median(c.samples) for c in contenders}
     own = [c for c in contenders if c.name in rungs]
     # A baseline may have prepared a part of these inputs, so it is compared before others come.
-    distances = {
-        baseline.name: {
-            c.name: differs(baseline.output(), c.output(), problem.own_numbers) for c in own
-        }
+    differences = {
+        baseline.name: _differs_from_all(baseline, own, problem.own_numbers)
         for baseline in contenders
         if baseline.name not in rungs
     }
@@ -163,9 +161,9 @@ def time_problem(
         for c in own
         if not fell_back[c.name]
     }
-    right = next((name for name, failure in wrong.items() if failure is None), None)
-    for name, of_rungs in distances.items():
-        if right is not None and (difference := of_rungs[right]):
+    one_is_right = None in wrong.values()
+    for name, difference in differences.items():
+        if one_is_right and difference:
             if name == PYTORCH:
                 raise MeasuringFault(f"pytorch= does not compute what the rungs do: {difference}")
             del medians[name]
@@ -348,6 +346,16 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
     )
 
 
+def _differs_from_all(baseline: Contender, own: list[Contender], own_numbers: bool) -> str:
+    """Return how a baseline's result differs from the last rung's, or "" if it agrees with one."""
+    difference = ""
+    for contender in own:
+        difference = differs(baseline.output(), contender.output(), own_numbers)
+        if not difference:
+            break
+    return difference
+
+
 FAR = 0.05  # of the norm: a baseline may round more, but must compute the same
 
 
@@ -528,13 +536,19 @@ def _host_seconds(backend: Backend, run: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
+def _between_events(run: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Make a call, and return the events that the GPU's stream records before and after it."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    return start, stop
+
+
 def _event_seconds(run: Callable[[], None]) -> float:
     times: list[float] = []
     while len(times) < 5 and max(times, default=0.0) < LONG:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        stop.record()
+        start, stop = _between_events(run)
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop) / 1e3)
     return statistics.median(times)
@@ -562,11 +576,7 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
                 sample = _host_seconds(backend, contender.run) / contender.calls
                 contender.samples.append(sample)
             else:
-                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                contender.run()
-                stop.record()
-                pending.append((contender, start, stop))
+                pending.append((contender, *_between_events(contender.run)))
         backend.synchronize()
         for contender, start, stop in pending:
             contender.samples.append(start.elapsed_time(stop) / 1e3 / contender.calls)
@@ -619,10 +629,7 @@ def _seconds_once(backend: Backend, contender: Contender) -> float:
     """Return the seconds of one call: by the host's clock, or of one unit by events."""
     if contender.host_timed:
         return _host_seconds(backend, contender.once)
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    contender.run()
-    stop.record()
+    start, stop = _between_events(contender.run)
     backend.synchronize()
     return start.elapsed_time(stop) / 1e3 / contender.calls
 
