@@ -3,6 +3,7 @@
 import torch
 
 from common.day import COMPILE, FLOATS, Case, Problem, Rung, Target, grid, one_tensor, streamed
+from common.references import rivals
 
 # Around the chunks of a lane, the warps of a block, the blocks of a cluster and the limits of each
 # rung, with and without rows of whole packs.
@@ -35,6 +36,7 @@ def timed(rows, cols, *rungs, dtype="bfloat16"):
         cost=streamed(2, 13),
         pytorch=reference,  # one kernel of PyTorch's own
         libraries=(COMPILE,),
+        rivals=(rivals.quack_softmax,),
     )
 
 

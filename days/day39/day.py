@@ -113,6 +113,7 @@ def int4_problem(name, batch, rungs, target, cases):
         cost=int4_cost,
         pytorch=quantising.linear_bf16,
         libraries=(Library("tinygemm", quantising.tinygemm),),
+        rivals=(Library("Humming", quantising.humming),),
     )
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from common.day import HALVES, Case, Cost, Library, Problem, Rung, Target, grid
+from common.references import rivals
 from common.references.attention import attention_by
 
 from .compiled import show
@@ -161,6 +162,7 @@ def timed(name, alibi, bench, pytorch, libraries=(), target=None):
         cost=cost,
         pytorch=pytorch,
         libraries=libraries,
+        rivals=() if alibi else (rivals.fa4_window,),
     )
 
 

@@ -26,6 +26,7 @@ from common.day import (
     print_table,
     seconds,
 )
+from common.references import rivals
 from common.references.attention import attention, attention_by, by_head
 
 TITLE = "FlashAttention on Hopper"
@@ -94,6 +95,7 @@ def timed(name, causal, bench, shapes):
         cost=partial(cost, 0.5 if causal else 1.0),
         pytorch=flash,
         libraries=(Library("cuDNN", cudnn),),
+        rivals=(rivals.fa4, rivals.cudnn_attention),
     )
 
 

@@ -10,7 +10,7 @@ if __name__ == "__main__":  # python days/day78/day.py: build, call, compare wit
 
 from dataclasses import replace
 
-from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import tokens
 
@@ -73,6 +73,7 @@ top_k_and_p = Problem(
     cost=cost,
     pytorch=tokens.by_pytorch,
     libraries=(COMPILE,),
+    rivals=(Library("FlashInfer", tokens.flashinfer),),
     tolerance=Tolerance(ulps=32, why=WHY),
 )
 PROBLEMS = (

@@ -57,6 +57,7 @@ V4 = Rung(
     "selective_scan_v4_lanes", "states over lanes, one pass in time", target=Target(20, "pytorch")
 )
 SEGMENTS = (Library("compiled segments", scans.by_segments),)
+MAMBA = (Library("mamba-ssm", scans.mamba),)
 CASES = (
     *grid([*SHAPES, *EMPTY], FLOATS),
     *grid(LONG, ["float32", "bfloat16"]),
@@ -90,6 +91,7 @@ PROBLEMS = (
         cost=cost,
         pytorch=scans.by_steps,
         libraries=SEGMENTS,
+        rivals=MAMBA,
     ),
     Problem(
         name="forward, few channels",
@@ -102,6 +104,7 @@ PROBLEMS = (
         cost=cost,
         pytorch=scans.by_steps,
         libraries=SEGMENTS,
+        rivals=MAMBA,
     ),
     Problem(
         name="training step",
@@ -122,6 +125,7 @@ PROBLEMS = (
         cost=training_cost,
         pytorch=scans.by_steps,
         libraries=SEGMENTS,
+        rivals=MAMBA,
         gradients=True,
         tolerance=Tolerance(factor=16, why="terms of the sums have both signs and cancel"),
     ),

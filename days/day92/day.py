@@ -103,6 +103,7 @@ PROBLEMS = (
         pytorch=splatting.own_picture,
         pytorch_not_captured=WAITS,
         libraries=(Library("compile", splatting.compiled_picture, not_captured=WAITS),),
+        rivals=(Library("gsplat", splatting.by_gsplat, not_captured=WAITS),),
         rungs=(
             Rung("splat_v1_all", "one thread per pixel, all splats"),
             waiting("splat_v2_lists", "a list per tile"),

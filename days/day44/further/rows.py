@@ -1,9 +1,12 @@
 """RMSNorm of any row, L1 and L2, forward and backward: cases, rungs, sizes."""
 
+from dataclasses import replace
+
 import torch
 from torch.nn.functional import normalize
 
 from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid, streamed
+from common.references import rivals
 
 from ..day import CHUNKS, EPS, EVEN, ODD, SHAPES, WIDE, checked, timed
 
@@ -167,7 +170,13 @@ backward = Problem(
     cost=three_tensors,
     pytorch=fused_rms_backward,
     libraries=(COMPILE,),
+    rivals=(rivals.quack_rms_norm_backward,),
 )
+
+
+def beside_quack(*arguments):
+    return replace(timed(*arguments), rivals=(rivals.quack_rms_norm,))
+
 
 problems = (
     checked(
@@ -176,11 +185,11 @@ problems = (
         *(*grid(SHAPES, FLOATS), *EVEN, *ODD, *WIDE),
         *grid(LONGER, ["bfloat16"]),
     ),
-    timed(1 << 19, 1 << 10, CHOSEN),
-    timed(1 << 17, 1 << 12, BULK, CHOSEN),
-    timed(1 << 15, 1 << 14, BULK, CHOSEN),
-    timed(1 << 14, 1 << 15, BULK, CHOSEN),
-    timed(1 << 13, 1 << 16, ANY_ROW, BULK, CHOSEN),
+    beside_quack(1 << 19, 1 << 10, CHOSEN),
+    beside_quack(1 << 17, 1 << 12, BULK, CHOSEN),
+    beside_quack(1 << 15, 1 << 14, BULK, CHOSEN),
+    beside_quack(1 << 14, 1 << 15, BULK, CHOSEN),
+    beside_quack(1 << 13, 1 << 16, ANY_ROW, BULK, CHOSEN),
     unit_problem("L1", 1),
     unit_problem("L2", 2),
     backward,

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from common.day import Case, Cost, Problem, Rung, Target, grid
+from common.references import rivals
 
 RUNGS = (
     # v8 is timed instead: at 8192³ it is this kernel
@@ -62,6 +63,7 @@ def product(name, cases, transposed, activation=None, timed=False, rungs=RUNGS):
         bench_cpu=Case((256, 256, 128), dtype="bfloat16"),
         cost=cost,
         pytorch=cublas,
+        rivals=(rivals.quack_matmul,) if timed else (),
         timed=timed,
     )
 
