@@ -27,7 +27,7 @@ from common.check.expected import (
     places_of,
     tensors_of,
 )
-from common.check.guard import GuardedAllocations, GuardedMemory, bits, values_of
+from common.check.guard import GuardedAllocations, GuardedMemory, bits, near_host, values_of
 from common.check.host_state import unchanged
 from common.check.lacks import Lacking, lacking
 from common.check.patterns import NO_LOOK, Look
@@ -371,7 +371,8 @@ def first_difference(
 ) -> str | None:
     """Return the first bitwise difference of two lists of tensors as text (all NaN are equal), or
     None."""
-    for old, new, name in zip(before, after, names, strict=True):
+    near = near_host([*before, *after])
+    for old, new, name in zip(near[: len(before)], near[len(before) :], names, strict=True):
         if same_values(old, new):
             continue
         if old.shape != new.shape or old.dtype != new.dtype:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from common.base.declaration import Tolerance
 from common.base.figures import counted
-from common.check.guard import bits
+from common.check.guard import bits, near_host
 from common.check.patterns import NO_LOOK, Look, Wrong, hints
 
 CHUNK = 1 << 22  # elements compared at a time: bounds the memory of a comparison
@@ -102,9 +102,11 @@ def compare(
         return metadata
     if got.dtype.is_complex:
         raise ValueError(f"got: complex outputs cannot be compared yet, got {got.dtype}")
+    got, truth, own, *flat = near_host([got, truth, own, *(t for pair in samples for t in pair)])
+    samples = list(zip(flat[::2], flat[1::2], strict=True))
     bound = _bound_of(got, truth, own, tolerance, exact, samples)
     levels = tolerance if bound is None and not exact else Tolerance()
-    wrong = _compare_values(got, truth, own, bound, levels, look)
+    wrong = _compare_values(got, truth, own, bound, levels, look.on(got.device))
     if wrong is None and bound is not None and got.element_size() == 2:
         wrong = _compare_on_average(got, truth, own, tolerance)
     return wrong
