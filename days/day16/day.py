@@ -88,7 +88,7 @@ def histogram(bins, rungs=(V1, V2, V3, V4), cases=None, n=1 << 26, n_cpu=1 << 12
 PROBLEMS = (
     histogram(
         256,
-        (V1, V2, V3, replace(V4, target=Target(4.0, "pytorch"))),
+        (V1, V2, V3, replace(V4, target=(Target(4.0, "pytorch"), Target(1.0, "CUB")))),
         (
             *grid([(n, 256) for (n,) in SIZES], ["int32"]),
             *grid([(1025, 256), (70_001, 256)], ["uint8"]),

@@ -21,7 +21,8 @@ BLOCK = Rung("softmax_v2_block", "row in a block's registers")
 ONLINE = Rung("softmax_v3_online", "row read twice")
 SHARED = Rung("softmax_v4_shared", "row in shared memory")
 CLUSTER = Rung("softmax_v5_cluster", "row in the shared memory of a cluster")
-CHOSEN = Rung("softmax_v6_chosen", "the best for the shape", target=Target(0.96, "copy"))
+TARGETS = (Target(0.96, "copy"), Target(1.0, "quack"))
+CHOSEN = Rung("softmax_v6_chosen", "the best for the shape", target=TARGETS)
 
 
 def timed(rows, cols, *rungs, dtype="bfloat16"):

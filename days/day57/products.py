@@ -126,7 +126,11 @@ problems = (
         inputs=with_block_scales,
         reference=block_formula,
         rungs=(
-            Rung("gemm_blocks_v2_promoted", "promoted every 128", target=Target(1.0, "pytorch")),
+            Rung(
+                "gemm_blocks_v2_promoted",
+                "promoted every 128",
+                target=(Target(1.0, "pytorch"), Target(1.0, "DeepGEMM")),
+            ),
         ),
         cases=grid([*SHAPES, *EMPTY], ["float8_e4m3fn"]),
         refused=REFUSED,

@@ -188,7 +188,7 @@ PROBLEMS = (
         (4, 16, 4096, 4096, 128, 0),
         flash,
         (Library("cuDNN", cudnn),),
-        Target(0.7, "cuDNN"),
+        Target(0.85, "cuDNN"),
     ),
     timed("window of 1024", False, (1, 16, 16384, 16384, 128, 1024), by_flex),
     timed("ALiBi", True, (4, 16, 4096, 4096, 128, 0), by_flex),

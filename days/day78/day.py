@@ -38,6 +38,8 @@ V2 = Rung("sampling_v2_radix", "10 bits per pass, histograms")
 V3 = Rung("sampling_v3_cluster", "row as keys in a cluster's shared memory")
 V4 = Rung("sampling_v4_bound", "a list of what is not below a bound")
 
+TARGETS = (Target(3.0, "pytorch"), Target(1.0, "FlashInfer"))
+
 # (rows, tokens, k, percent of top-p)
 CASES = (
     *grid([(1, 1, 7, 80), (3, 2, 7, 80), (0, 8, 7, 80), (2, 31, 7, 80)], FLOATS),
@@ -65,7 +67,7 @@ top_k_and_p = Problem(
     name="top-k 50, then top-p 0.9",
     inputs=tokens.inputs,
     reference=tokens.sample,
-    rungs=(V1, V2, V3, replace(V4, target=Target(3.0, "pytorch"))),
+    rungs=(V1, V2, V3, replace(V4, target=TARGETS)),
     cases=CASES,
     refused=(Case((2, 0, 7, 80), "bfloat16"), Case((1, (1 << 22) + 1, 7, 80), "bfloat16")),
     bench=Case((64, 128256, 50, 90), "bfloat16"),
@@ -81,7 +83,7 @@ PROBLEMS = (
     replace(
         top_k_and_p,
         name="top-p 0.9 of all tokens",
-        rungs=(V1, V2, replace(V3, target=Target(3.0, "pytorch"))),
+        rungs=(V1, V2, replace(V3, target=TARGETS)),
         cases=grid([(2, 136, ALL, 90)], FLOATS),
         refused=(),
         bench=Case((64, 128256, ALL, 90), "bfloat16"),

@@ -14,7 +14,8 @@ LONGER = [(1, 40008), (2, 65536), (1, 70000), (1, 262152)]
 
 ANY_ROW = Rung("rms_norm_any_row", "row in registers, the rest read again")
 BULK = Rung("rms_norm_v5_bulk", "bulk copies, clusters above 64 KB")
-CHOSEN = Rung("rms_norm_v6_chosen", "the best for the shape", target=Target(0.96, "copy"))
+TARGETS = (Target(0.96, "copy"), Target(1.0, "quack"))
+CHOSEN = Rung("rms_norm_v6_chosen", "the best for the shape", target=TARGETS)
 
 
 def unit(p):
@@ -128,12 +129,15 @@ def unit_problem(name, p):
     )
 
 
+UNIT_BACKWARD = (Target(0.93, "copy"), Target(1.0, "compile"))
+
+
 def unit_backward_problem(name, p, timed):
     return Problem(
         name=f"{name} norm backward",
         inputs=unit_backward_inputs(p),
         reference=unit_backward(p),
-        rungs=(Rung(f"{name.lower()}_norm_backward", "one block per row"),),
+        rungs=(Rung(f"{name.lower()}_norm_backward", "one block per row", target=UNIT_BACKWARD),),
         cases=(
             *grid([(1, 1), (5, 31), (9, 136), (3, 4104), (0, 8), (4, 0)], FLOATS),
             *grid([(8, 304)], FLOATS, values="nonfinite"),
@@ -157,7 +161,7 @@ backward = Problem(
         Rung(
             "rms_norm_backward_v3_pipelined",
             "the next rows in flight",
-            target=Target(1.0, "compile"),
+            target=(Target(0.93, "copy"), Target(1.0, "quack")),
         ),
     ),
     cases=(

@@ -11,7 +11,11 @@ RUNGS = (
     Rung("every_layout_v5_ping_pong", "the main line's v5 for every layout", timed=False),
     Rung("gemm_v6_wide_tiles", "128 × 256, consumers share a tile"),
     Rung("gemm_v7_clusters", "clusters of two, B by multicast"),
-    Rung("gemm_v8_chosen", "tile by the shape, split-K", target=Target(1.08, "pytorch")),
+    Rung(
+        "gemm_v8_chosen",
+        "tile by the shape, split-K",
+        target=(Target(1.1, "pytorch"), Target(1.0, "quack")),
+    ),
 )
 ALONE = (  # v6 without one of its parts
     Rung("gemm_v6_column_order", "tiles in the order of columns"),
