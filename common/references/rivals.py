@@ -7,7 +7,6 @@ packages.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from common.base.declaration import Library
 from common.base.toolchain import detect
-from common.build.library import build_source
+from common.build.library import build_source, use_compilers
 
 LIGER_WAITS = "it reads the number of targets on the host"
 KEPT = 64  # results of preparations: the timing of a short call uses up to 32 copies of its inputs
@@ -349,11 +348,10 @@ def cudnn_attention_backward(
     return tuple(gradients)
 
 
+@cache
 def use_nvcc() -> None:
-    """Let libraries that compile when they are called find the course's nvcc.
+    """Let libraries that compile kernels when they are called find the course's compilers.
 
-    Raise ToolchainError if there is none.
+    Raise ToolchainError if there is no nvcc.
     """
-    toolkit = detect("cuda").toolkit
-    assert toolkit is not None
-    os.environ.setdefault("CUDA_HOME", str(toolkit.home))
+    use_compilers("cuda")

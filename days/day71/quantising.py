@@ -86,7 +86,8 @@ def dequantized_bitsandbytes(codes, absmax, n, block):
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
     options = {"dtype": torch.bfloat16, "blocksize": block, "quant_type": "nf4"}
-    return dequantize_4bit(codes[:, None], QuantState(absmax, torch.Size([n]), **options))
+    state = QuantState(absmax, torch.Size([n]), **options)
+    return dequantize_4bit(codes[:, None], state).flatten()
 
 
 def numbers_and_block(case, draw):
