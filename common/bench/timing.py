@@ -148,7 +148,8 @@ def time_problem(
         except Exception as error:  # a Skip, or the library's own failure: the rungs go on
             missing[each.name] = _why(error)
 
-    _interleave(backend, contenders, seconds)
+    flush = _flush_of(backend)
+    _interleave(backend, contenders, seconds, flush)
 
     stage("comparing what was timed")
     medians = {c.name: statistics.median(c.samples) for c in contenders}
@@ -159,7 +160,7 @@ def time_problem(
         for baseline in contenders
         if baseline.name not in rungs
     }
-    slow = _on_fresh_inputs(problem, case, backend, inputs, own, medians)
+    slow = _on_fresh_inputs(problem, case, backend, inputs, own, medians, flush)
     expected = cache(partial(evaluate, problem, inputs))
     wrong = {
         c.name: check_outputs(problem, calls[c.name], expected, c.arguments, c.output())
@@ -200,11 +201,12 @@ def time_problem(
             again = f"{SEED_VARIABLE}={session_seed()} repeats it"
             results[contender.name] = f"wrong after timing ({again}): {failure}"
             continue
-        if contender in slow and (
-            kept := _still_slow(problem, case, backend, inputs, contender, medians[contender.name])
-        ):
-            results[contender.name] = kept
-            continue
+        if contender in slow:
+            median = medians[contender.name]
+            kept = _still_slow(problem, case, backend, inputs, contender, median, flush)
+            if kept:
+                results[contender.name] = kept
+                continue
         timing = Timing(
             case=str(case),
             ms=medians[contender.name] * 1e3,
@@ -569,12 +571,20 @@ def _event_seconds(run: Callable[[], None]) -> float:
     return statistics.median(times)
 
 
-def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -> None:
+def _flush_of(backend: Backend) -> Callable[[], object]:
+    """Return a call that overwrites the GPU's L2 cache. While it runs, the host queues what comes
+    next, whose launches then follow each other without a pause. No work on the CPU."""
+    if backend.name == "cpu":
+        return lambda: None
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    return torch.empty(4 * l2, dtype=torch.uint8, device="cuda").zero_
+
+
+def _interleave(
+    backend: Backend, contenders: list[Contender], seconds: float, flush: Callable[[], object]
+) -> None:
     """Fill every contender's samples, round by round, until they are precise or time is up."""
-    flush = None
     if backend.name == "cuda":
-        l2 = torch.cuda.get_device_properties(0).L2_cache_size
-        flush = torch.empty(4 * l2, dtype=torch.uint8, device="cuda")
         wake_gpu(min(WAKE, seconds))
     deadline = time.perf_counter() + seconds * len(contenders)
     for done in range(MAX_ROUNDS):
@@ -585,8 +595,7 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
         pending = []
         for contender in contenders:
             contender.restore()
-            if flush is not None:
-                flush.zero_()
+            flush()
             if contender.host_timed:
                 sample = _host_seconds(backend, contender.run) / contender.calls
                 contender.samples.append(sample)
@@ -604,6 +613,7 @@ def _on_fresh_inputs(
     inputs: tuple[Any, ...],
     contenders: list[Contender],
     medians: dict[str, float],
+    flush: Callable[[], object],
 ) -> list[Contender]:
     """Run the rungs once more, on inputs that none has been given before, by which their outputs
     are judged. Return those that take far longer on them.
@@ -614,7 +624,7 @@ def _on_fresh_inputs(
         return []
     for contender in contenders:
         contender.refill()
-    seconds = {contender.name: _seconds_once(backend, contender) for contender in contenders}
+    seconds = {c.name: _seconds_once(backend, c, flush) for c in contenders}
     return [c for c in contenders if too_slow(backend, medians[c.name], seconds[c.name])]
 
 
@@ -625,13 +635,14 @@ def _still_slow(
     inputs: tuple[Any, ...],
     contender: Contender,
     median: float,
+    flush: Callable[[], object],
 ) -> str:
     """Return the message for a call that takes far longer on fresh inputs each time, or ""."""
     times = []
     for attempt in range(1, 1 + TRIES):
         draw_into(problem, case, backend, inputs, attempt)
         contender.refill()
-        times.append(_seconds_once(backend, contender))
+        times.append(_seconds_once(backend, contender, flush))
         if not too_slow(backend, median, times[-1]):
             return ""
     return (
@@ -640,8 +651,9 @@ def _still_slow(
     )
 
 
-def _seconds_once(backend: Backend, contender: Contender) -> float:
+def _seconds_once(backend: Backend, contender: Contender, flush: Callable[[], object]) -> float:
     """Return the seconds of one call: by the host's clock, or of one unit by events."""
+    flush()
     if contender.host_timed:
         return _host_seconds(backend, contender.once)
     start, stop = _between_events(contender.run)
