@@ -271,26 +271,32 @@ def warm_up(
     backend: Backend,
     *,
     quick: bool = False,
-) -> None:
+) -> str:
     """Call everything that `time_problem` times once, while other days may run on the GPU, so that
     a first call's compilation, loading and tuning take no time of the day's turn.
 
-    A call that fails here fails again there, and is reported there.
+    A call that fails here fails again there, and is reported there. Return the name of a library
+    that left the device in an error, which all later calls would report; "" if none did.
     """
     case = problem.timing_case(backend.name)
     step = _training_step if problem.gradients else _as_it_is
     assert problem.pytorch is not None
-    others = [
-        (library_call(problem, each), each.writes) for each in _libraries(problem, backend, quick)
-    ]
     with suppress(Exception):
         inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         writes = _written(problem, calls)
-        own = [(call, ()) for call in (*calls.values(), problem.pytorch)]
-        for call, changes in (*own, *others):
+        for call in (*calls.values(), problem.pytorch):
             with suppress(Exception):
-                step(call, inputs)(*_with_copies(inputs, [*writes, *changes]))
+                step(call, inputs)(*_with_copies(inputs, writes))
         backend.synchronize()
+        for each in _libraries(problem, backend, quick):
+            with suppress(Exception):
+                call = step(library_call(problem, each), inputs)
+                call(*_with_copies(inputs, [*writes, *each.writes]))
+            try:
+                backend.synchronize()
+            except RuntimeError:
+                return each.name
+    return ""
 
 
 def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None, l2_bytes: int = 0) -> None:

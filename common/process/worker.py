@@ -295,7 +295,9 @@ def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]
             if calls := each.timed_calls(run):
                 run.stage("", "warming up", each.problem.name)
                 with without_advice():
-                    warm_up(each.problem, calls, run.backend, quick=run.options.quick)
+                    culprit = warm_up(each.problem, calls, run.backend, quick=run.options.quick)
+                if culprit and not _device_works(run, culprit):
+                    return
     # Other days run while this one waits.
     expectations.clear()
     run.backend.release_memory()

@@ -102,6 +102,20 @@ def test_one_that_fails_is_named_with_its_message(installed: Path) -> None:
     assert found.missing == {"Fake": "RuntimeError: expected sm_100"} and not found.libraries
 
 
+def test_one_that_breaks_the_device_is_named(installed: Path) -> None:
+    broken: list[str] = []
+
+    class Device(Backend):
+        def synchronize(self) -> None:
+            if broken:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    problem = replace(
+        DOUBLE, libraries=(Library("compile", torch.add), Library("Fake", broken.append))
+    )
+    assert bench.warm_up(problem, {"doubled": lambda x: x * 2}, Device("cpu")) == "Fake"
+
+
 def test_one_that_computes_something_else_gets_no_time(installed: Path) -> None:
     found = timed(Library("Fake", lambda x: x * 3))
     assert "differs by 50%" in found.missing["Fake"] and not found.libraries
