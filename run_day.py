@@ -27,6 +27,7 @@ examples:
   python run_day.py 1-14              a range; lists work too: 1,3,5-7
   python run_day.py softmax           every day about a topic
   python run_day.py all --no-bench    check all days, time none
+  python run_day.py 27 --rivals       beside the libraries that experts use
   python run_day.py 5 --device cpu    without a GPU, from the same source
   python run_day.py 5 --device cpu --model 8.6
                                       the CPU backend as an RTX 3090
@@ -185,6 +186,12 @@ def parser() -> Parser:
     )
     how.add_argument(
         "--no-bench", dest="bench", action="store_false", help="check, but time nothing"
+    )
+    how.add_argument(
+        "--rivals",
+        action="store_true",
+        help="on a GPU, also time the libraries that experts use, where they are installed: "
+        "FlashAttention-4, quack, CUB and others; of one that is not, show the command",
     )
     how.add_argument(
         "-j",
@@ -411,6 +418,10 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--arch goes with --compile-only")
     if args.model and (args.mode == "compile-only" or args.device == "cuda"):
         p.error("--model is the card that the CPU backend plays: it goes with --device cpu")
+    if args.rivals and (args.device == "cpu" or args.quick or not args.bench):
+        p.error("--rivals are timed on a GPU: not with --device cpu, --quick or --no-bench")
+    if args.rivals and (args.mode != "run" or args.practice):
+        p.error("--rivals are timed beside a day's own rungs: only when days are checked and timed")
     if args.model and args.write:
         p.error("--write stores the results of this machine: not with --model")
     check_mutants(p, args)

@@ -325,7 +325,7 @@ class Lesson:
     show: (operators, device) -> None, called after the checks; it prints the day's demonstration.
         Or it returns files, texts by name, which only --write stores in the day's folder.
     show_times: the optional constant SHOW_TIMES. False if `show` measures no time, so that other
-        days may run on the device beside it.
+        days may run on the device at the same time.
     """
 
     problems: tuple[Problem, ...]

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from common.base.ceilings import Ceilings, share_of
 from common.base.declaration import Case, Cost, Library, Problem, Rung
-from common.base.outcome import HOST_CLOCK, Timing
+from common.base.outcome import HOST_CLOCK, Skip, Timing
+from common.base.rivals import not_installed
 from common.base.targets import PYTORCH
 from common.bench.fresh_inputs import TRIES, draw_into, fill, too_slow
 from common.bench.host_time import host_microseconds
@@ -133,15 +134,19 @@ def time_problem(
             "PyTorch's own call cannot be timed; if it is one that no CUDA graph can hold, the "
             f"problem says why in pytorch_not_captured: {str(error).splitlines()[0]}"
         ) from error
-    missing = []
+    missing: dict[str, str] = {}
     for each in _libraries(problem, backend, quick):
+        if reason := not_installed(each.name):
+            missing[each.name] = reason
+            continue
         call = library_call(problem, each)
         other = Rung(each.name, "", not_captured=each.not_captured, host_timed=plain.host_timed)
         try:
             call = step(call, inputs)
-            contenders.append(_prepare(backend, other, call, inputs, writes, baseline=True))
+            changes = sorted({*writes, *each.writes})
+            contenders.append(_prepare(backend, other, call, inputs, changes, baseline=True))
         except Exception as error:  # a Skip, or the library's own failure: the rungs go on
-            missing.append(f"{each.name} is not timed: {message_of(error).splitlines()[0]}")
+            missing[each.name] = _why(error)
 
     flush = _flush_of(backend)
     _interleave(backend, contenders, seconds, flush)
@@ -168,7 +173,7 @@ def time_problem(
             if name == PYTORCH:
                 raise MeasuringFault(f"pytorch= does not compute what the rungs do: {difference}")
             del medians[name]
-            missing.append(f"{name} is not shown: {difference}")
+            missing[name] = difference
     host: dict[str, float] = {}
     if backend.name == "cuda" and not quick:
         launching = {
@@ -213,9 +218,10 @@ def time_problem(
                 for each in problem.libraries
                 if each.name in medians
             },
+            missing=missing,
             host_us=host.get(contender.name),
             pytorch_host_us=host.get(PYTORCH),
-            note="; ".join([contender.note, *missing]),
+            note=contender.note,
         )
         try:
             rate(timing, cost, ceilings, 0 if contender.host_timed else l2_bytes)
@@ -226,6 +232,12 @@ def time_problem(
         else:
             results[contender.name] = timing
     return results
+
+
+def _why(error: Exception) -> str:
+    """Return the reason why a library was not timed, in a line."""
+    first = next(iter(message_of(error).splitlines()), "")
+    return first if isinstance(error, Skip) else f"{type(error).__name__}: {first}"
 
 
 def _written(problem: Problem, calls: dict[str, Callable[..., Any]]) -> list[int]:
@@ -259,23 +271,32 @@ def warm_up(
     backend: Backend,
     *,
     quick: bool = False,
-) -> None:
+) -> str:
     """Call everything that `time_problem` times once, while other days may run on the GPU, so that
     a first call's compilation, loading and tuning take no time of the day's turn.
 
-    A call that fails here fails again there, and is reported there.
+    A call that fails here fails again there, and is reported there. Return the name of a library
+    that left the device in an error, which all later calls would report; "" if none did.
     """
     case = problem.timing_case(backend.name)
     step = _training_step if problem.gradients else _as_it_is
     assert problem.pytorch is not None
-    libraries = [library_call(problem, each) for each in _libraries(problem, backend, quick)]
     with suppress(Exception):
         inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         writes = _written(problem, calls)
-        for call in (*calls.values(), problem.pytorch, *libraries):
+        for call in (*calls.values(), problem.pytorch):
             with suppress(Exception):
                 step(call, inputs)(*_with_copies(inputs, writes))
         backend.synchronize()
+        for each in _libraries(problem, backend, quick):
+            with suppress(Exception):
+                call = step(library_call(problem, each), inputs)
+                call(*_with_copies(inputs, [*writes, *each.writes]))
+            try:
+                backend.synchronize()
+            except RuntimeError:
+                return each.name
+    return ""
 
 
 def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None, l2_bytes: int = 0) -> None:

@@ -45,8 +45,10 @@ from common.process.events import (
     Over,
     Planned,
     Stage,
+    Table,
     TurnOver,
 )
+from common.report.columns import beside, untimed
 
 # Beginning of the reason of a rung that failed by its traced accesses.
 ACCESSES_FOUND = "by its accesses:"
@@ -60,6 +62,8 @@ MEMORY_FULL = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED", re.IGNO
 def chosen_problems(lesson: Lesson, options: RunOptions) -> tuple[Problem, ...]:
     """Return the day's problems with the rungs to run."""
     problems = lesson.problems
+    if options.rivals:
+        problems = tuple(replace(p, libraries=(*p.libraries, *p.rivals)) for p in problems)
     if options.alone:
         problems = tuple(
             replace(p, libraries=(), rungs=tuple(replace(r, target=None) for r in p.rungs))
@@ -291,7 +295,9 @@ def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]
             if calls := each.timed_calls(run):
                 run.stage("", "warming up", each.problem.name)
                 with without_advice():
-                    warm_up(each.problem, calls, run.backend, quick=run.options.quick)
+                    culprit = warm_up(each.problem, calls, run.backend, quick=run.options.quick)
+                if culprit and not _device_works(run, culprit):
+                    return
     # Other days run while this one waits.
     expectations.clear()
     run.backend.release_memory()
@@ -335,6 +341,11 @@ def _finish_problem(run: Run, checked: _Checked, operators: Any) -> None:
         _time_problem(run, problem, calls, {name: pending[name] for name in calls})
     for outcome in pending.values():
         run.tell(Finished(outcome))
+    timed = [outcome for outcome in pending.values() if outcome.timing is not None]
+    if run.options.rivals and timed:
+        run.channel.emit(Table(problem.name, *beside(timed[-1])))
+        if missing := untimed(timed[-1]):
+            run.channel.emit(Table("", ["not timed"], [[line] for line in missing]))
 
 
 @without_advice()

@@ -48,6 +48,7 @@ from common.run.runner import (
 from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
 from common.run.selection import Selection, SelectionError, select
 
+RIVALS_ON_GPU = "--rivals are libraries for a GPU, and there is none here"
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
 NO_CEILINGS = "this GPU's ceilings are unknown, so no shares are shown: run_day.py 50 measures them"
@@ -217,6 +218,8 @@ def prepare(options: RunOptions, selection: Selection, report: Report) -> Platfo
         raise Refused([str(error)]) from None
     if options.model and platform.device != "cpu":
         raise Refused([MODEL_ON_GPU], EXIT_USAGE)
+    if options.rivals and platform.device != "cuda":
+        raise Refused([RIVALS_ON_GPU], EXIT_USAGE)
     if platform.note:
         report.text(f"note: {platform.note}", "yellow")
     platform = replace(platform, model=options.model)
@@ -368,7 +371,7 @@ def _store(
     if not (options.json or options.html or svg or write):
         return True
     complete = options.mode == "run" and options.bench and not (options.quick or options.rungs)
-    run = reports.describe(where(platform), outcomes, complete)
+    run = reports.describe(where(platform, options.rivals), outcomes, complete)
     try:
         if options.json:
             reports.write_json(options.json, [run])

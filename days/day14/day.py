@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from common.day import COMPILE, Case, Problem, Rung, Target, Tolerance, grid, print_table, streamed
+from common.references import rivals
 
 TITLE = "Parallel reduction, the whole ladder"
 TEACHES = "Trees in a block, divergence, bank conflicts, stages, loads in flight, rounding of sums"
@@ -47,6 +48,7 @@ def problem(name, rungs, cases, bench, **options):
         reference=torch.sum,
         pytorch=torch.sum,
         libraries=(COMPILE,),
+        rivals=(rivals.cub_sum,),
         rungs=rungs,
         cases=cases,
         bench=bench,

@@ -72,6 +72,7 @@ PROBLEMS = (
         cost=product_cost,
         pytorch=quantising.product_bf16,
         libraries=(Library("mm", quantising.product_mm),),
+        rivals=(Library("bitsandbytes", quantising.product_bitsandbytes),),
         tolerance=Tolerance(factor=16, why=WHY),
     ),
 )

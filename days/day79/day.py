@@ -53,6 +53,7 @@ def problem(name, bench, cases, target):
             Library("FLASH", latent.flash),
             Library("cuDNN", latent.cudnn),
         ),
+        rivals=(Library("FlashInfer", latent.flashinfer),),
         tolerance=Tolerance(
             factor=8, why="sums over tokens are merged in another order than PyTorch's, in fp32"
         ),

@@ -94,6 +94,13 @@ def by_segments(u, delta, A, B, C, D, z, bias):
     return _gated(list(y), u, D, z)
 
 
+def mamba(u, delta, A, B, C, D, z, bias):
+    """The kernels of Mamba's authors."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    return selective_scan_fn(u, delta, A, B, C, D, z, bias, delta_softplus=True)
+
+
 # ---------------------------------------------------------------- inputs
 
 

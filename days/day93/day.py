@@ -43,7 +43,7 @@ PROBLEMS = (
         rungs=(
             Rung("spatial_em_v1_separate", "three kernels"),
             Rung("spatial_em_v2_tiles", "register tiles, two kernels"),
-            Rung("spatial_em_v3_one_pass", "one pass over x", target=Target(50, "numpy")),
+            Rung("spatial_em_v3_one_pass", "one pass over x", target=Target(0.5, "fp32")),
         ),
         cases=(
             *grid(SHAPES, ["float32"]),
