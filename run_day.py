@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from common.base.options import TIME_LIMIT, RunOptions
 from common.base.paths import DAYS
+from common.base.refusal import CommandError
 
 EXAMPLES = """\
 examples:
@@ -472,6 +473,16 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     args = p.parse_intermixed_args(argv)
     check(p, args)
+    try:
+        return execute(p, args)
+    except CommandError as error:
+        for line in error.args:
+            print(f"run_day.py: {line}", file=sys.stderr)
+        return error.code
+
+
+def execute(p: Parser, args: argparse.Namespace) -> int:
+    """Do what the options request and return the exit code. Raise CommandError."""
     if not args.bench or args.practice or args.mode in ("mutants", "sanitize", "draw"):
         # Nothing is timed. PyTorch's threads then sleep as soon as they have nothing to do, instead
         # of keeping a core busy for a while, which the CPU backend's threads and compilers need.
@@ -517,25 +528,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def practise(args: argparse.Namespace, options: RunOptions) -> int:
     """Run `--practice` and the options that belong to it."""
-    if args.in_process:
-        from common.run import under_debugger
-
-        return under_debugger.run(options, args.practice)
     from common.run import practising
 
+    if args.in_process:
+        return practising.debug(options, args.practice)
     wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
     return practising.practise(options, wish)
 
 
 def where_we_are(root: Path) -> int:
     """Show how far the learner has come, and what to do next."""
-    from common.run.selection import SelectionError, overview
+    from common.run.selection import overview
 
-    try:
-        print(overview(root))
-    except SelectionError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return 2
+    print(overview(root))
     return 0
 
 
@@ -550,13 +555,9 @@ def mutants(args: argparse.Namespace, options: RunOptions) -> int:
 
 def list_days(selected: list[str], root: Path) -> int:
     """Run `--list`."""
-    from common.run.selection import SelectionError, listing
+    from common.run.selection import listing
 
-    try:
-        text, broken = listing(selected, root)
-    except SelectionError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return 2
+    text, broken = listing(selected, root)
     if text:
         print(text)
     for each in broken:
@@ -566,15 +567,9 @@ def list_days(selected: list[str], root: Path) -> int:
 
 def new_day(number: str, title: str, root: Path) -> int:
     """Run `--new`."""
-    from common.run.new_day import NewDayError
     from common.run.new_day import new_day as make
 
-    try:
-        made = make(number, title, root)
-    except NewDayError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return 2
-    for path in made:
+    for path in make(number, title, root):
         print(f"wrote {path}")
     print(f"next: python run_day.py {int(number)} --device cpu")
     return 0

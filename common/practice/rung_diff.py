@@ -8,13 +8,14 @@ from pathlib import Path
 
 from common.base.days import Day
 from common.base.figures import duration
+from common.base.refusal import UsageError
 from common.mutants.outline import Declaration, Outline, outlines_of, reached_together
 from common.report.stored import read_stored
 
 CONTEXT = 3  # unchanged lines around a change
 
 
-class RungDiffError(Exception):
+class RungDiffError(UsageError):
     """Two rungs cannot be compared; the message contains the reason, and lists the rungs."""
 
 

@@ -9,10 +9,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from common.base.refusal import CommandError
+
 LEAST = 1 << 20  # free bytes for a file of results: a run of all days writes as many
 
 
-class ResultsError(Exception):
+class ResultsError(CommandError):
     """Results cannot be read, written or stored; the message contains the reason."""
 
 

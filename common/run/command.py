@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from common.base.days import Day, read_day
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, DayOutcome, Skip
 from common.base.paths import ROOT
+from common.base.refusal import CommandError, UsageError
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import cores, where
 from common.cpu import libraries, models
@@ -30,11 +30,8 @@ from common.report.files import ResultsError, check_writable, write_atomically
 from common.report.terminal import Report
 from common.run.exit_status import (
     EXIT_FAILED,
-    EXIT_USAGE,
     Interrupted,
-    Refused,
     exit_code,
-    refuse,
     signals_raise,
 )
 from common.run.reports import write_page
@@ -92,31 +89,20 @@ class _Import(threading.Thread):
 
 
 def run(options: RunOptions) -> int:
-    """Execute the options and return the exit code."""
+    """Execute the options and return the exit code. Raise CommandError."""
     report = Report(colour=options.colour, verbose=options.verbose)
-    try:
-        selection = select(options.selected, options.days, options.shard, options.whole_days)
-        if options.swap:
-            options, selection = _swapped(options, selection, *options.swap)
-    except SelectionError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        check_targets(options)
-    except ResultsError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    selection = select(options.selected, options.days, options.shard, options.whole_days)
+    if options.swap:
+        options, selection = _swapped(options, selection, *options.swap)
+    check_targets(options)
     try:
         for arch in options.archs:
             sm(arch)
-    except ToolchainError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
         options = replace(options, model=models.chosen(options.model) if options.model else "")
+    except ToolchainError as error:
+        raise UsageError(str(error)) from None
     except models.ModelError as error:
-        print(f"run_day.py: --model: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        raise UsageError(f"--model: {error}") from None
     if options.in_process:
         leave_preload()
     with signals_raise():
@@ -162,11 +148,7 @@ def _swapped(
 
 def _run(options: RunOptions, selection: Selection, report: Report) -> int:
     began = time.monotonic()
-    try:
-        platform = prepare(options, selection, report)
-    except Refused as refused:
-        report.close()
-        return refuse(refused)
+    platform = prepare(options, selection, report)
     broken = [
         DayOutcome(number, f"day{number:02d}", "", FAIL, str(error).replace(f"{ROOT}/", ""))
         for number, error in selection.broken.items()
@@ -207,16 +189,13 @@ def _in_order(outcomes: Sequence[DayOutcome]) -> list[DayOutcome]:
 
 
 def prepare(options: RunOptions, selection: Selection, report: Report) -> Platform:
-    """Return the platform that days run on, after importing PyTorch meanwhile. Raise Refused."""
+    """Return the platform that days run on; import PyTorch meanwhile. Raise CommandError."""
     keep_compilers_caches()
     importing = _Import()
     report.status("importing PyTorch")
-    try:
-        platform = detect(options.device)
-    except ToolchainError as error:
-        raise Refused([str(error)]) from None
+    platform = detect(options.device)
     if options.model and platform.device != "cpu":
-        raise Refused([MODEL_ON_GPU], EXIT_USAGE)
+        raise UsageError(MODEL_ON_GPU)
     if platform.note:
         report.text(f"note: {platform.note}", "yellow")
     platform = replace(platform, model=options.model)
@@ -233,15 +212,13 @@ def prepare(options: RunOptions, selection: Selection, report: Report) -> Platfo
     try:
         importing.wait(options.attend)
     except (ImportError, OSError) as error:
-        raise Refused(
-            [
-                f"{type(error).__name__}: {error}",
-                "PyTorch, or something beside it, cannot be imported; "
-                "python run_day.py --doctor says more",
-            ]
+        raise CommandError(
+            f"{type(error).__name__}: {error}",
+            "PyTorch, or something beside it, cannot be imported; "
+            "python run_day.py --doctor says more",
         ) from None
     if findings := _obstacles(options, selection, platform):
-        raise Refused(findings)
+        raise CommandError(*findings)
     return platform
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,7 +16,8 @@ from common.base.days import Day
 from common.base.figures import counted, duration
 from common.base.options import RunOptions
 from common.base.paths import ROOT
-from common.base.toolchain import Platform, ToolchainError, detect
+from common.base.refusal import CommandError
+from common.base.toolchain import Platform, detect
 from common.base.verdict import (
     EQUIVALENT,
     GOAL,
@@ -37,14 +37,11 @@ from common.run.doctor import obstacles
 from common.run.exit_status import (
     EXIT_FAILED,
     EXIT_PASSED,
-    EXIT_USAGE,
     Interrupted,
-    Refused,
-    refuse,
     signals_raise,
 )
 from common.run.runner import jobs_allowed
-from common.run.selection import SelectionError, select
+from common.run.selection import select
 
 POLL = 0.2  # seconds between checks for finished days
 
@@ -56,22 +53,14 @@ def today_as_seed() -> int:
 
 def run(options: RunOptions, choice: Choice) -> int:
     """Try the mutants of the selected days and return the exit code: 0 if each of them kills at
-    least 95 %, and its list of equivalent mutants holds."""
+    least 95 %, and its list of equivalent mutants holds. Raise CommandError."""
     report = Report(colour=options.colour)
-    try:
-        selection = select(options.selected, options.days, options.shard, further=True)
-    except SelectionError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        if options.json:
-            check_writable(options.json)
-        platform = detect("cpu")
-    except (ToolchainError, ResultsError) as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    selection = select(options.selected, options.days, options.shard, further=True)
+    if options.json:
+        check_writable(options.json)
+    platform = detect("cpu")
     if wrong := obstacles():
-        return refuse(Refused(wrong))
+        raise CommandError(*wrong)
     for note in selection.notes:
         report.text(note, "yellow")
     if platform.note:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.base.days import discover
 from common.base.paths import ROOT
+from common.base.refusal import UsageError
 
 _SKELETON = Path(__file__).resolve().parent / "skeleton"
 _FILES = {
@@ -20,7 +21,7 @@ _FILES = {
 }
 
 
-class NewDayError(Exception):
+class NewDayError(UsageError):
     """The day cannot be created; the message contains the reason."""
 
 

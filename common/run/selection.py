@@ -10,11 +10,12 @@ from pathlib import Path
 
 from common.base.days import Day, DayError, discover
 from common.base.figures import numbers
-from common.practice.journal import Journal, JournalError, practice_folder
+from common.base.refusal import UsageError
+from common.practice.journal import Journal, practice_folder
 from common.practice.progress import MARKS, marks, progress_lines
 
 
-class SelectionError(Exception):
+class SelectionError(UsageError):
     """The selection names nothing that exists; the message names what does."""
 
 
@@ -164,7 +165,7 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
     Raise SelectionError like `select`.
     """
     selection = select(selected or ["all"], root)
-    journal = _journal(root)
+    journal = Journal(practice_folder(root))
     width = max((len(day.title) for day in selection.days), default=0)
     marked = [marks(day, journal) for day in selection.days]
     wide = max(map(len, marked), default=0)
@@ -186,17 +187,10 @@ def overview(root: Path) -> str:
     lines = [
         "A hundred days of CUDA. Each day is a folder under days/: begin with its README.",
         "",
-        *progress_lines(days, _journal(root)),
+        *progress_lines(days, Journal(practice_folder(root))),
         "",
         "python run_day.py 5        build, check and time day 5",
         "python run_day.py --list   every day and its topics",
         "python run_day.py --help   everything else",
     ]
     return "\n".join(lines)
-
-
-def _journal(root: Path) -> Journal:
-    try:
-        return Journal(practice_folder(root))
-    except JournalError as error:
-        raise SelectionError(str(error)) from None

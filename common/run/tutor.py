@@ -205,7 +205,7 @@ class Tutor:
         return runner.outcomes[0]
 
     def _platform_for(self, challenge: Challenge, report: Report) -> Platform:
-        """Return the platform that days are built for and run on. Raise Refused."""
+        """Return the platform that days are built for and run on. Raise CommandError."""
         if self._platform is None:
             self._platform = prepare(self.options, Selection((challenge.day,), {}), report)
         return self._platform
@@ -250,8 +250,7 @@ class Tutor:
         return EXIT_PASSED
 
     def check(self, challenge: Challenge, report: Report, began: bool = False) -> int:
-        """Check the learner's file once and print the next steps. Raise ExerciseError,
-        JournalError, OSError, Refused."""
+        """Check the learner's file once and print the next steps. Raise CommandError, OSError."""
         day, now = challenge.day, challenge.state()
         if began and isinstance(challenge, WriteChallenge):
             report.text(f"wrote {shown(challenge.file)}: the day's code, and a gap for you", "bold")
