@@ -33,7 +33,7 @@ from common.mutants.derive import Mutant, headers_of, mutants_of, sample, standa
 from common.mutants.heuristics import covered, unfit
 from common.mutants.known_verdicts import KnownVerdicts
 from common.mutants.outline import Declaration, outline
-from common.mutants.partial_builds import PartialBuilds, Programs
+from common.mutants.partial_builds import Once, PartialBuilds, Programs
 from common.mutants.trial import Result, Trial
 from common.mutants.trial_process import TrialProcess
 from common.process.events import Ran
@@ -61,9 +61,6 @@ _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two ru
 
 Done = TypeVar("Done")
 Pair = tuple[str, str]  # a problem and one of its rungs
-# A check of the original: variant, rungs, their operators, simulated card ("" for the default), and
-# True for all cases.
-_Checked = tuple[Variant, tuple[Pair, ...], frozenset[str], str, bool]
 
 
 class DayUnfit(Exception):
@@ -193,7 +190,7 @@ class _DayCampaign:
         self.campaign, self.day, self.folder = campaign, day, folder
         self.known_verdicts = KnownVerdicts(day.name, campaign.choice.fresh)
         self._builds: dict[Variant, PartialBuilds] = {}
-        self._baselines: dict[_Checked, Future[Result]] = {}
+        self._baselines: Once[Result] = Once()
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._many = False
@@ -524,38 +521,22 @@ class _DayCampaign:
     ) -> Result:
         """Return the result of checking the original, built like mutants, in this variant and card.
         whole: check all cases even if the variant is usually checked on few."""
-        key = (variant, pairs, frozenset(operators), model, whole)
-        with self._lock:
-            future = self._baselines.get(key)
-            mine = future is None
-            if future is None:
-                future = self._baselines[key] = Future()
-        if mine:
-            try:
-                future.set_result(self._try_original(variant, pairs, operators, model, whole))
-            except BaseException as error:
-                future.set_exception(error)
-        return future.result()
 
-    def _try_original(
-        self,
-        variant: Variant,
-        pairs: tuple[Pair, ...],
-        operators: Collection[str],
-        model: str,
-        whole: bool,
-    ) -> Result:
-        builds = self.builds(variant)
-        objects = [builds.original(s, mine) for s, mine in builds.needed(operators).items()]
-        objects = objects or [builds.original(s, frozenset()) for s in self.day.library_sources]
-        words = [word for pair in pairs for word in pair]
-        words += [*sorted(operators), model, str(whole)]
-        library = builds.library(objects, f"original-{digest(words)}")
-        trial = replace(self._trial(library, pairs, LONGEST), model=model)
-        quick = _few_cases(variant) and not whole
-        return self.campaign.trial_process(variant).run(
-            replace(trial, quick=quick, watched=variant != "plain")
-        )
+        def check() -> Result:
+            builds = self.builds(variant)
+            objects = [builds.original(s, mine) for s, mine in builds.needed(operators).items()]
+            objects = objects or [builds.original(s, frozenset()) for s in self.day.library_sources]
+            words = [word for pair in pairs for word in pair]
+            words += [*sorted(operators), model, str(whole)]
+            library = builds.library(objects, f"original-{digest(words)}")
+            trial = replace(self._trial(library, pairs, LONGEST), model=model)
+            quick = _few_cases(variant) and not whole
+            return self.campaign.trial_process(variant).run(
+                replace(trial, quick=quick, watched=variant != "plain")
+            )
+
+        key = (variant, pairs, frozenset(operators), model, whole)
+        return self._baselines.get(key, check)
 
     def _trial(self, library: Path, rungs: tuple[Pair, ...], limit: float) -> Trial:
         return Trial(str(self.day.folder), str(library), rungs, limit=limit)
