@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -183,9 +184,8 @@ class _Artist:
 
     def right(self, tried: _Tried) -> bool:
         """Return True if its result is accepted."""
-        expected, writes = tried.small.expected, self.signature.writes
-        done = tried.done
-        samples = lambda: rolled_samples(self.problem, expected, writes)  # noqa: E731
+        expected, done = tried.small.expected, tried.done
+        samples = partial(rolled_samples, self.problem, expected, self.signature.writes)
         return not judge(self.problem, expected, done.outputs, done.names, self.signature, samples)
 
 
