@@ -500,24 +500,33 @@ def execute(p: Parser, args: argparse.Namespace) -> int:
 
         return editor.main(root.parent)
     if args.diff:
-        from common.run.reports import show_diff
+        from common.run import reports
 
         first, second = args.diff
-        return show_diff(args.selected, first, second, root, colour=args.colour)
+        return reports.show_diff(args.selected, first, second, root, args.colour)
     if args.new:
         number, title = args.new
         return new_day(number, title, root)
     if args.compare:
-        return compare_reports(args, root)
+        from common.run import reports
+
+        (old, new), threshold = args.compare, args.threshold / 100
+        return reports.compare_reports(old, new, threshold, args.html, root, args.colour)
     if args.merge or args.source or ((args.write or args.html) and not args.selected):
-        return use_reports(args, root)
+        from common.run import reports
+
+        files = args.merge or ([args.source] if args.source else [])
+        store_in = root.parent if args.write else None
+        return reports.use_reports(files, store_in, args.json, args.colour, args.html, root)
     if args.practice:
         return practise(args, options)
     if not args.selected:
         if args.mode != "run" or args.json:
             p.error("name a day, a range, a topic, or all; --list shows what there is")
-        return where_we_are(root)
+        from common.run.selection import overview
 
+        print(overview(root))
+        return 0
     if args.mode == "mutants":
         return mutants(args, options)
 
@@ -534,14 +543,6 @@ def practise(args: argparse.Namespace, options: RunOptions) -> int:
         return practising.debug(options, args.practice)
     wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
     return practising.practise(options, wish)
-
-
-def where_we_are(root: Path) -> int:
-    """Show how far the learner has come, and what to do next."""
-    from common.run.selection import overview
-
-    print(overview(root))
-    return 0
 
 
 def mutants(args: argparse.Namespace, options: RunOptions) -> int:
@@ -573,28 +574,6 @@ def new_day(number: str, title: str, root: Path) -> int:
         print(f"wrote {path}")
     print(f"next: python run_day.py {int(number)} --device cpu")
     return 0
-
-
-def use_reports(args: argparse.Namespace, root: Path) -> int:
-    """Run `--merge`, `--write --from`, and `--write` or `--html` alone."""
-    from common.run import reports
-
-    return reports.use_reports(
-        args.merge or ([args.source] if args.source else []),
-        root.parent if args.write else None,
-        args.json,
-        args.colour,
-        args.html,
-        root,
-    )
-
-
-def compare_reports(args: argparse.Namespace, root: Path) -> int:
-    """Run `--compare`."""
-    from common.run import reports
-
-    old, new = args.compare
-    return reports.compare_reports(old, new, args.threshold / 100, args.html, root, args.colour)
 
 
 def replace_closed_streams() -> None:
