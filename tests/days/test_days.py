@@ -16,9 +16,9 @@ from common.base import toolchain
 from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.report import stored
-from common.report.glossary import GENERATED
 from tests.compilations import Compilations, narrowed_on_cpu
 from tests.days.runs import DayRuns
+from tests.unit.test_language import GENERATED
 
 DAYS, ERRORS = discover()
 HEADINGS = [
