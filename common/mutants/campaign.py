@@ -359,7 +359,7 @@ class _DayCampaign:
                     every = list(self._builds.values())
                 for builds in every:
                     builds.remove(name)
-            self.known_verdicts.put(key, verdict.to_json())
+            self.known_verdicts.put(key, asdict(verdict))
         reason = self.day.equivalent.get(mutant.identity) or covered(self.day, mutant)
         if reason and verdict.status == SURVIVED:
             verdict = replace(verdict, status=EQUIVALENT, by="declared", reason=reason)

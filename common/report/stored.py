@@ -18,7 +18,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,7 @@ def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
     generated = markdown.generated(root, read_stored(root), known, _ceilings(root))
     said = []
     for score in scores:
-        text = json.dumps({"format": FORMAT, **score.to_json()}, ensure_ascii=False, indent=1)
+        text = json.dumps({"format": FORMAT, **asdict(score)}, ensure_ascii=False, indent=1)
         write_atomically(_folder(root, score.day) / MUTANTS, text + "\n")
     if scores:
         days = numbers(score.day for score in scores)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from dataclasses import asdict
 from typing import Any
 
 from common.base.compiling import BuildError
@@ -243,5 +244,5 @@ def to_json(state: DayReport, choice: Choice) -> dict[str, Any]:
         "error": state.error.replace(f"{ROOT}/", ""),
         "problems": state.problems,
         "rate": score(state.day.number, state.verdicts).rate,
-        "verdicts": [verdict.to_json() for verdict in state.verdicts],
+        "verdicts": [asdict(verdict) for verdict in state.verdicts],
     }

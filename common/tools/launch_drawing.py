@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -279,4 +279,4 @@ def _draw(artist: _Artist, outcome: RungOutcome, constants: Mapping[str, int]) -
     if not artist.right(tried):
         outcome.status, outcome.reason = FAIL, f"wrong on {case}, which is drawn"
         drawn.notes.append("the result is wrong on this case")
-    outcome.drawing = drawn.to_json()
+    outcome.drawing = asdict(drawn)

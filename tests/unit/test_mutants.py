@@ -492,7 +492,7 @@ def test_a_score_counts_only_what_is_not_equivalent() -> None:
 def test_the_ledger_knows_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path))
     first = KnownVerdicts("day01")
-    first.put("key", verdict(KILLED, "result").to_json())
+    first.put("key", dataclasses.asdict(verdict(KILLED, "result")))
     with open(first.path, "a") as file:
         file.write('{"key": "cut sh')
     assert KnownVerdicts("day01").verdict("key") == verdict(KILLED, "result")
