@@ -165,6 +165,8 @@ def test_what_is_skipped_now_fails(tmp_path: Path, capsys: pytest.CaptureFixture
 
 BROKEN = {
     "cut": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "list": lambda text: "[]",
     "text": lambda text: "no report",
     "format": lambda text: text.replace('"format": 2', '"format": 1'),
     "no runs": lambda text: text.replace('"runs"', '"walks"'),
