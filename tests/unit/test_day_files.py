@@ -57,7 +57,7 @@ def test_kernels_are_excused_with_a_reason(tmp_path: Path) -> None:
     file.write_text('[[excused]]\nkernels = ["f", "g"]\nwhy = "two blocks\\nare resident"\n')
     assert read_excused(file) == dict.fromkeys(("f", "g"), "two blocks are resident")
     file.write_text('[[excused]]\nkernels = ["f"]\n')
-    with pytest.raises(DayFileError, match=r"evidence.toml: \[\[excused\]\]: why is missing"):
+    with pytest.raises(DayFileError, match=r"evidence.toml: \[\[excused\]\].why: missing"):
         read_excused(file)
 
 
@@ -65,15 +65,15 @@ def test_kernels_are_excused_with_a_reason(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[[step]\n", "(at line 1"),
-        (STEP.replace("function", "functoin"), "[[step]]: 'functoin' is unknown; allowed are func"),
-        (STEP.replace('task = "Double it."\n', ""), "[[step]]: task is missing"),
-        (STEP.replace('"Double it."', "3"), "[[step]]: task must be a text, got 3"),
-        (STEP.replace('"Double it."', '" "'), "[[step]]: task is empty"),
-        (STEP.replace('["a", "b"]', '"a"'), "[[step]]: hints must be a list of texts, got 'a'"),
-        (STEP.replace('"b"', "2"), "[[step]]: hints must be a list of texts, got ['a', 2]"),
-        (STEP.replace('["a", "b"]', "[]"), "[[step]]: hints is empty"),
-        (STEP.replace('"b"', '""'), "[[step]]: hints has an empty text"),
-        (STEP + STEP.replace("task", "tsak"), "[[step]] 2: 'tsak' is unknown"),
+        (STEP.replace("function", "functoin"), "[[step]].functoin: unknown, expected function"),
+        (STEP.replace('task = "Double it."\n', ""), "[[step]].task: missing"),
+        (STEP.replace('"Double it."', "3"), "[[step]].task: expected a text, got 3"),
+        (STEP.replace('"Double it."', '" "'), "[[step]].task: is empty"),
+        (STEP.replace('["a", "b"]', '"a"'), "[[step]].hints: expected a list, got 'a'"),
+        (STEP.replace('"b"', "2"), "[[step]].hints[1]: expected a text, got 2"),
+        (STEP.replace('["a", "b"]', "[]"), "[[step]].hints: is empty"),
+        (STEP.replace('"b"', '""'), "[[step]].hints: is empty, or has an empty text"),
+        (STEP + STEP.replace("task", "tsak"), "[[step]] 2.tsak: unknown"),
         (STEP + STEP, "[[step]] 1: name is missing: the day has 2 steps"),
         (named("one") + STEP, "[[step]] 2: name is missing"),
         (named("one") + named("one"), "[[step]] 2: name: 'one' is another step's name"),
@@ -96,9 +96,9 @@ def test_a_wrong_exercise_names_file_table_and_key(tmp_path: Path, text: str, me
     ("text", "message"),
     [
         (LISTED + LISTED, "mutants: 'f: comparison: `a < b` -> `a <= b`' is listed twice"),
-        (LISTED.replace('"equal"', '""'), "[[equivalent]]: why is empty"),
-        (LISTED.replace("mutants", "mutant"), "'mutant' is unknown; allowed are mutants, why"),
-        ('[[heuristic]]\nwhy = "x"\n', "[[heuristic]]: functions is missing"),
+        (LISTED.replace('"equal"', '""'), "[[equivalent]].why: is empty"),
+        (LISTED.replace("mutants", "mutant"), "mutant: unknown, expected mutants, why"),
+        ('[[heuristic]]\nwhy = "x"\n', "[[heuristic]].functions: missing"),
         ("other = 1\n", "'other' is unknown; the file holds tables [[equivalent]] and [[heur"),
     ],
 )
