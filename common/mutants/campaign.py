@@ -139,8 +139,9 @@ class Campaign:
     ):
         self.platform, self.choice, self.tell = platform, choice, tell
         self.programs = Programs()
-        self._pool = ThreadPoolExecutor(jobs)
-        self._first = ThreadPoolExecutor(jobs)
+        self.pool = ThreadPoolExecutor(jobs)  # for mutants of all days, in order
+        # In parallel with other days' mutants, so that no day's original waits for them.
+        self.first = ThreadPoolExecutor(jobs)
         self._days = ThreadPoolExecutor(DAYS_AT_A_TIME)
         self._scratch = tempfile.TemporaryDirectory(prefix="hundred-days-mutants-")
         self._processes: dict[Variant, TrialProcess] = {}
@@ -150,19 +151,10 @@ class Campaign:
         """Start all days; each future returns a day's report."""
         return [self._days.submit(self._try_day, day) for day in days]
 
-    def submit(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Run this after the work of all days that was submitted earlier."""
-        return self._pool.submit(work, *arguments)
-
-    def submit_first(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Run this in parallel with other days' mutants, so that no day's original waits for
-        them."""
-        return self._first.submit(work, *arguments)
-
     def close(self) -> None:
         """End everything that runs and remove all builds."""
         self.programs.stop()
-        for pool in (self._days, self._first, self._pool):
+        for pool in (self._days, self.first, self.pool):
             pool.shutdown(cancel_futures=True)
         self._scratch.cleanup()
 
@@ -237,7 +229,7 @@ class _DayCampaign:
         # equivalent pass through all checks and take longest, so they do not start last.
         listed = self.day.equivalent
         todo.sort(key=lambda each: (not each.known, each.mutant.identity not in listed))
-        for future in [self.campaign.submit(judge, each) for each in todo]:
+        for future in [self.campaign.pool.submit(judge, each) for each in todo]:
             future.result()
         report.problems += self._needless(report.verdicts)
         report.problems += [
@@ -293,7 +285,7 @@ class _DayCampaign:
                 raise DayUnfit(f"the day cannot be loaded: {listed.reason}")
             trial_process = self.campaign.trial_process("plain")
             futures = [
-                self.campaign.submit_first(
+                self.campaign.first.submit(
                     trial_process.run, replace(self._trial(library, (pair,), LONGEST), quick=True)
                 )
                 for pair in listed.planned

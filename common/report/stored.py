@@ -27,7 +27,7 @@ from common.base.days import Day, discover, load_lesson
 from common.base.declaration import Target
 from common.base.decoding import PlainError
 from common.base.figures import numbers
-from common.base.outcome import FAIL, SKIP, DayOutcome, RungOutcome, Timing
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.paths import ROOT
 from common.base.targets import all_met
 from common.base.verdict import Score
@@ -166,6 +166,18 @@ def read_stored(root: Path = ROOT, days: str = "day*") -> dict[int, list[Stored]
     Raise ResultsError for an invalid file.
     """
     return _by_day(_read_files(root, days), _ceilings(root))
+
+
+def as_runs(results: dict[int, list[Stored]]) -> list[dict[str, Any]]:
+    """Return the results of each day on its first GPU as a run."""
+    firsts = [(number, found[0]) for number, found in sorted(results.items())]
+    return [
+        {
+            "where": one.where,
+            "days": [DayOutcome(number, f"day{number:02d}", "", PASS, rungs=one.rungs).to_json()],
+        }
+        for number, one in firsts
+    ]
 
 
 def _ceilings(root: Path, made: dict[Path, str] | None = None) -> dict[str, Ceilings]:

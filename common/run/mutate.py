@@ -25,7 +25,6 @@ from common.base.verdict import (
     KILLED,
     STILLBORN,
     SURVIVED,
-    Score,
     Verdict,
     score,
 )
@@ -193,7 +192,12 @@ class _Run:
         self._write_json(found)
         if not self.options.write:
             return
-        scores = [final_score(state, self.choice) for state in found if not state.error]
+        date, complete = datetime.date.today().isoformat(), self.choice.complete
+        scores = [
+            score(state.day.number, state.verdicts, complete, date)
+            for state in found
+            if not state.error
+        ]
         try:
             for text in stored.store_scores(scores, self.options.days.parent):
                 self.report.text(text)
@@ -212,12 +216,6 @@ class _Run:
             reports.write_mutants(self.options.json, days, datetime.date.today().isoformat())
         except ResultsError as error:
             self._not_stored(error)
-
-
-def final_score(state: DayReport, choice: Choice) -> Score:
-    """Return a day's score in the form that is stored."""
-    date = datetime.date.today().isoformat()
-    return score(state.day.number, state.verdicts, choice.complete, date)
 
 
 def describe(verdicts: Sequence[Verdict]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from common.base.days import discover
 from common.base.figures import numbers
-from common.base.outcome import PASS, DayOutcome
+from common.base.outcome import PASS
 from common.base.where import device_name, versions
 from common.practice.journal import Journal, JournalError, practice_folder
 from common.practice.progress import exercises_of
@@ -24,29 +24,19 @@ from common.run.selection import SelectionError, select
 
 def write_page(
     path: Path,
-    days: Path,
+    root: Path,
     runs: Sequence[dict[str, Any]],
     changes: Sequence[Change] | None = None,
 ) -> None:
-    """Write the page of --html. Raise ResultsError."""
+    """Write the page of --html, with the stored scores of mutants and the learner's solved
+    exercises. Raise ResultsError."""
+    from common.report.page import page
+
     where = [
         f"{device_name(run['where'])}: {versions(run['where'])}"
         + (f"; {NO_TIMES}" if reports.on_cpu(run) else "")
         for run in runs
     ]
-    _write_page(path, days, reports.outcomes_of(runs), list(dict.fromkeys(where)), changes)
-
-
-def _write_page(
-    path: Path,
-    root: Path,
-    outcomes: Sequence[DayOutcome],
-    where: Sequence[str],
-    changes: Sequence[Change] | None = None,
-) -> None:
-    """Write the page, with the stored scores of mutants and the learner's solved exercises."""
-    from common.report.page import page
-
     days = discover(root)[0]
     try:
         journal = Journal(practice_folder(root))
@@ -57,7 +47,10 @@ def _write_page(
         for day in (days if journal.begun else [])
     }
     scores = stored.read_scores(root.parent)
-    write_atomically(path, page(days, outcomes, where, changes, scores, solved))
+    outcomes = reports.outcomes_of(runs)
+    write_atomically(
+        path, page(days, outcomes, list(dict.fromkeys(where)), changes, scores, solved)
+    )
 
 
 def use_reports(
@@ -93,14 +86,8 @@ def use_reports(
         lines = [text for run in runs for text in stored.store(run, store_in)]
         for text in lines if runs else stored.regenerate(store_in):
             report.text(text)
-    if html and runs:
-        write_page(html, days, runs)
-    elif html:
-        from common.report.page import from_stored
-
-        found, where = from_stored(stored.read_stored(days.parent))
-        _write_page(html, days, found, where)
     if html:
+        write_page(html, days, runs or stored.as_runs(stored.read_stored(days.parent)))
         report.text(f"wrote {html}")
     return exit_code(outcomes) if files else EXIT_PASSED
 
