@@ -34,8 +34,6 @@ HEADINGS = [
 ]
 MOST_LINES = 172  # of a README without its generated parts; a day of one topic needs 152 at most
 
-QUOTE = re.compile(r"^```(?:cuda|cpp)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
 STEPS = [
     pytest.param(day, number, id=f"{day.name}-{step.name}")
     for day in DAYS

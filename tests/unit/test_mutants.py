@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,11 +34,6 @@ from common.mutants.trial import Result, Trial
 from common.process.events import Channel, Ran, Stage
 
 DAYS, _ = discover()
-
-
-@cache
-def of_day(name: str) -> list[Mutant]:
-    return derive.mutants_of(next(day for day in DAYS if day.name == name))
 
 
 def device(body: str) -> str:
