@@ -43,7 +43,7 @@ from common.run.runner import (
     devices,
 )
 from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
-from common.run.selection import Selection, SelectionError, select
+from common.run.selection import Selection, select
 
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
@@ -125,12 +125,12 @@ def _swapped(
     options: RunOptions, selection: Selection, original: Path, other: Path
 ) -> tuple[RunOptions, Selection]:
     """Return the options and the selection with `other` in place of a file of the days; both paths
-    as in the days. Raise SelectionError if no day has such a file."""
+    as in the days. Raise UsageError if no day has such a file."""
     try:
         for path in (original, other):
             text_of(path)
     except DayFileError as error:
-        raise SelectionError(f"--swap: {error}") from None
+        raise UsageError(f"--swap: {error}") from None
     other = other.absolute()
     files = [
         file
@@ -139,7 +139,7 @@ def _swapped(
         if file.samefile(original)
     ]
     if not files:
-        raise SelectionError(f"--swap: {original} is no source of the days that are named")
+        raise UsageError(f"--swap: {original} is no source of the days that are named")
     days = tuple(
         linked_for(day.with_source(files[0], other), options.rungs) for day in selection.days
     )

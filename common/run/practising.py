@@ -10,7 +10,7 @@ from pathlib import Path
 from common.base.day_files import DEBUG, SPEED, WRITE
 from common.base.days import Day
 from common.base.options import RunOptions
-from common.base.refusal import CommandError
+from common.base.refusal import CommandError, UsageError
 from common.base.toolchain import ToolchainError
 from common.practice.journal import Journal, practice_folder
 from common.practice.progress import next_exercise, next_step
@@ -19,7 +19,7 @@ from common.report.terminal import Report
 from common.run import command
 from common.run.editor import write_editor_files
 from common.run.exit_status import Interrupted, signals_raise
-from common.run.selection import SelectionError, select
+from common.run.selection import select
 from common.run.tutor import EXPLAINED, Tutor
 from common.run.watching import in_words, watch
 
@@ -81,7 +81,7 @@ def debug(options: RunOptions, name: str) -> int:
         *_chosen(options, Wish(name), days, journal)
     )
     if not challenge.file.is_file():
-        raise SelectionError(f"{challenge.file} is not there; {challenge.command} writes it")
+        raise UsageError(f"{challenge.file} is not there; {challenge.command} writes it")
     swap = (challenge.original, challenge.file)
     return command.run(replace(options, swap=swap, rungs=challenge.rungs, in_process=True))
 
@@ -102,7 +102,7 @@ def _chosen(
     if options.selected:
         chosen = select(options.selected, options.days).days
         if len(chosen) != 1:
-            raise SelectionError(f"--practice takes one day, not {len(chosen)}")
+            raise UsageError(f"--practice takes one day, not {len(chosen)}")
         name = _named(chosen[0], wish.name, journal)
         if not wish.next or name == DEBUG:
             return chosen[0], name
@@ -110,7 +110,7 @@ def _chosen(
     else:
         found = next_exercise(days, journal)
     if found is None:
-        raise SelectionError("every exercise is solved; name a day to do one again")
+        raise UsageError("every exercise is solved; name a day to do one again")
     return found
 
 
@@ -121,7 +121,7 @@ def _named(day: Day, name: str, journal: Journal) -> str:
     if name in known:
         return name
     near = difflib.get_close_matches(name, known, n=1)
-    raise SelectionError(
+    raise UsageError(
         f"day {day.number} has no exercise {name!r}: it has {', '.join(known)}"
         + (f"; did you mean {near[0]}?" if near else "")
     )

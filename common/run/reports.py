@@ -9,6 +9,7 @@ from typing import Any
 from common.base.days import discover
 from common.base.figures import numbers
 from common.base.outcome import PASS
+from common.base.refusal import UsageError
 from common.base.where import device_name, versions
 from common.practice.journal import Journal, JournalError, practice_folder
 from common.practice.progress import exercises_of
@@ -19,7 +20,7 @@ from common.report.comparison import Change, compare, compared_lines, in_one_onl
 from common.report.files import ResultsError, write_atomically
 from common.report.terminal import NO_TIMES, Report
 from common.run.exit_status import EXIT_FAILED, EXIT_PASSED, exit_code
-from common.run.selection import SelectionError, select
+from common.run.selection import select
 
 
 def write_page(
@@ -97,7 +98,7 @@ def show_diff(selected: Sequence[str], first: str, second: str, days: Path, colo
     report = Report(colour=colour)
     chosen = select(selected, days, further=True).days if selected else ()
     if len(chosen) != 1:
-        raise SelectionError("--diff takes one day: run_day.py 21 --diff v2 v3")
+        raise UsageError("--diff takes one day: run_day.py 21 --diff v2 v3")
     day = chosen[0]
     pairs = pairs_of(day, first, second)
     for pair in pairs:

@@ -12,7 +12,8 @@ import pytest
 
 from common.base import days
 from common.base.days import DayError, load_lesson, read_day
-from common.run.selection import SelectionError, listing, select
+from common.base.refusal import UsageError
+from common.run.selection import listing, select
 
 METADATA = 'TITLE = "{}"\nTEACHES = "t"\nTOPICS = ({},)\nSOURCE = "x.cu"\n'
 DAYS = {
@@ -75,7 +76,7 @@ def test_selection(root: Path, arguments: list[str], numbers: list[int]) -> None
     ],
 )
 def test_what_names_nothing_is_explained(root: Path, arguments: list[str], message: str) -> None:
-    with pytest.raises(SelectionError) as error:
+    with pytest.raises(UsageError) as error:
         select(arguments, root)
     assert message in str(error.value)
 
@@ -91,7 +92,7 @@ def test_a_range_without_end_is_no_list_of_its_numbers(root: Path) -> None:
 
 
 def test_no_day_at_all_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SelectionError, match="no day found"):
+    with pytest.raises(UsageError, match="no day found"):
         select(["all"], tmp_path)
 
 
@@ -105,12 +106,12 @@ def test_shards_are_a_balanced_partition(root: Path, count: int) -> None:
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "1/\u0662"])
 def test_a_shard_that_is_none(root: Path, shard: str) -> None:
-    with pytest.raises(SelectionError, match="--shard"):
+    with pytest.raises(UsageError, match="--shard"):
         select(["all"], root, shard)
 
 
 def test_an_empty_shard_is_an_error(root: Path) -> None:
-    with pytest.raises(SelectionError, match="empty"):
+    with pytest.raises(UsageError, match="empty"):
         select(["1,2"], root, "3/3")
 
 
