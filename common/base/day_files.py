@@ -30,18 +30,24 @@ WRITE, DEBUG, SPEED = KINDS = ("write", "debug", "speed")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-class DayFileError(Exception):
-    """A day's file is invalid; the message names it and, in a TOML file, table and key."""
+class DayError(Exception):
+    """A day's folder or one of its files is invalid; the message names it and, in a TOML file,
+    table and key.
+
+    folder: the day's folder, if `discover` found the error.
+    """
+
+    folder: Path | None = None
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a file. Raise DayFileError if it is not a file, or cannot be read."""
+    """Return the text of a file. Raise DayError if it is not a file, or cannot be read."""
     if not file.is_file():  # a pipe would block
-        raise DayFileError(f"{file}: is no file, nor a link to one")
+        raise DayError(f"{file}: is no file, nor a link to one")
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DayFileError(f"{file}: cannot be read: {error}") from None
+        raise DayError(f"{file}: cannot be read: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -134,11 +140,11 @@ _BLANK = "change"  # the key whose texts may be empty
 
 
 def read_outcomes(file: Path) -> tuple[Outcome, ...]:
-    """Return the outcomes of an exercises.toml, () if it does not exist. Raise DayFileError."""
+    """Return the outcomes of an exercises.toml, () if it does not exist. Raise DayError."""
     outcomes: tuple[Outcome, ...] = tuple(_read(file, _EXERCISES)["outcome"])
     for each in outcomes:
         if len(each.change) % 2:
-            raise DayFileError(
+            raise DayError(
                 f"{file}: [[outcome]] of item {each.item}: change must be pairs of texts, "
                 f"got {len(each.change)}"
             )
@@ -146,12 +152,12 @@ def read_outcomes(file: Path) -> tuple[Outcome, ...]:
 
 
 def read_steps(file: Path) -> tuple[Step, ...]:
-    """Return the steps of an exercises.toml, () if it does not exist. Raise DayFileError."""
+    """Return the steps of an exercises.toml, () if it does not exist. Raise DayError."""
     steps: tuple[Step, ...] = tuple(_read(file, _EXERCISES)["step"])
     if len(steps) > 1:
         _check_names(file, [step.name for step in steps])
     elif steps and steps[0].name != WRITE:
-        raise DayFileError(f"{file}: name: the only step of a day is called {WRITE!r}")
+        raise DayError(f"{file}: name: the only step of a day is called {WRITE!r}")
     return steps
 
 
@@ -159,19 +165,19 @@ def _check_names(file: Path, names: list[str]) -> None:
     for number, name in enumerate(names, 1):
         where = f"{file}: [[step]] {number}: name"
         if name == WRITE:
-            raise DayFileError(f"{where} is missing: the day has {len(names)} steps")
+            raise DayError(f"{where} is missing: the day has {len(names)} steps")
         if not _NAME.fullmatch(name):
-            raise DayFileError(
+            raise DayError(
                 f"{where} must be lower-case letters, digits and _, begun by a letter, got {name!r}"
             )
         if name in KINDS:
-            raise DayFileError(f"{where}: {name!r} is a kind of exercise; choose another name")
+            raise DayError(f"{where}: {name!r} is a kind of exercise; choose another name")
         if name in names[: number - 1]:
-            raise DayFileError(f"{where}: {name!r} is another step's name")
+            raise DayError(f"{where}: {name!r} is another step's name")
 
 
 def read_mutants(file: Path) -> KnownMutants:
-    """Return the entries of a mutants.toml, none if it does not exist. Raise DayFileError."""
+    """Return the entries of a mutants.toml, none if it does not exist. Raise DayError."""
     tables = _read(file, {"equivalent": _Equivalent, "heuristic": _Heuristic})
     return KnownMutants(
         _reasons(file, tables["equivalent"], "mutants"),
@@ -182,7 +188,7 @@ def read_mutants(file: Path) -> KnownMutants:
 def read_excused(file: Path) -> dict[str, str]:
     """Return the entries of an evidence.toml, {} if it does not exist: by the name of a kernel
     without template arguments, the reason why its machine code spills registers or loads vectors of
-    16 bytes in pieces. Raise DayFileError."""
+    16 bytes in pieces. Raise DayError."""
     return _reasons(file, _read(file, {"excused": _Excused})["excused"], "kernels")
 
 
@@ -191,7 +197,7 @@ def _reasons(file: Path, tables: list[Any], key: str) -> dict[str, str]:
     for table in tables:
         for name in getattr(table, key):
             if name in found:
-                raise DayFileError(f"{file}: {key}: {name!r} is listed twice")
+                raise DayError(f"{file}: {key}: {name!r} is listed twice")
             found[name] = table.why
     return found
 
@@ -204,15 +210,15 @@ def _read(file: Path, known: dict[str, type]) -> dict[str, list[Any]]:
     try:
         data = tomllib.loads(text_of(file))
     except tomllib.TOMLDecodeError as error:
-        raise DayFileError(f"{file}: {error}") from None
+        raise DayError(f"{file}: {error}") from None
     except RecursionError:
-        raise DayFileError(f"{file}: nested too deeply") from None
+        raise DayError(f"{file}: nested too deeply") from None
     allowed = " and ".join(f"[[{name}]]" for name in known)
     for name, tables in data.items():
         if name not in known:
-            raise DayFileError(f"{file}: {name!r} is unknown; the file holds tables {allowed}")
+            raise DayError(f"{file}: {name!r} is unknown; the file holds tables {allowed}")
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise DayFileError(f"{file}: {name} must be tables, each begun by [[{name}]]")
+            raise DayError(f"{file}: {name} must be tables, each begun by [[{name}]]")
         for number, table in enumerate(tables, 1):
             where = f"{file}: [[{name}]]" + (f" {number}" if len(tables) > 1 else "")
             found[name].append(_table(where, table, known[name]))
@@ -223,13 +229,13 @@ def _table(where: str, table: dict[str, Any], kind: type) -> Any:
     try:
         found = decode(kind, table, where)
     except PlainError as error:
-        raise DayFileError(str(error)) from None
+        raise DayError(str(error)) from None
     tidy: dict[str, str | tuple[str, ...]] = {}
     for name in table:
         value: str | tuple[str, ...] = getattr(found, name)
         texts = (value,) if isinstance(value, str) else value
         if not texts or (name != _BLANK and not all(text.strip() for text in texts)):
-            raise DayFileError(f"{where}.{name}: is empty, or has an empty text")
+            raise DayError(f"{where}.{name}: is empty, or has an empty text")
         if name in _PROSE:
             prose = tuple(" ".join(text.split()) for text in texts)
             tidy[name] = prose[0] if isinstance(value, str) else prose

@@ -22,7 +22,7 @@ from common.base.day_files import (
     EXERCISES,
     MUTANTS,
     WRITE,
-    DayFileError,
+    DayError,
     Step,
     read_excused,
     read_mutants,
@@ -31,15 +31,6 @@ from common.base.day_files import (
 )
 from common.base.declaration import Problem
 from common.base.paths import DAYS
-
-
-class DayError(Exception):
-    """A day's folder or one of its files is invalid; the message names the file.
-
-    folder: the day's folder, if `discover` found the error.
-    """
-
-    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -185,13 +176,6 @@ SOURCES = (".cu", ".cuh", ".py")  # text files that are read anywhere in a day's
 def read_day(folder: Path) -> Day:
     """Return the metadata of the day in `folder`. Raise DayError naming the missing or wrong
     part."""
-    try:
-        return _read_day(folder)
-    except DayFileError as error:
-        raise DayError(str(error)) from None
-
-
-def _read_day(folder: Path) -> Day:
     file = folder / "day.py"
     number = folder.name.removeprefix("day")
     if not number.isdigit() or folder.name != f"day{int(number):02d}":

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.base.day_files import DayFileError, text_of
+from common.base.day_files import DayError, text_of
 from common.base.decoding import PlainError, decode, parse
 from common.base.refusal import CommandError
 
@@ -88,5 +88,5 @@ def read_record(path: Path, kind: type, expected: int, what: str) -> Any:
         if (found := data.pop("format", None)) != expected:
             raise PlainError(f"format {found!r}, not {expected}")
         return decode(kind, data)
-    except (DayFileError, PlainError) as error:
+    except (DayError, PlainError) as error:
         raise ResultsError(f"{path} holds no {what}: {error}") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.base.cache import keep_compilers_caches
 from common.base.ceilings import ceilings_of
 from common.base.compiling import BuildError
-from common.base.day_files import DayFileError, text_of
+from common.base.day_files import DayError, text_of
 from common.base.days import Day, read_day
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, DayOutcome, Skip
@@ -129,7 +129,7 @@ def _swapped(
     try:
         for path in (original, other):
             text_of(path)
-    except DayFileError as error:
+    except DayError as error:
         raise UsageError(f"--swap: {error}") from None
     other = other.absolute()
     files = [

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.base.days import Day, DayError, discover
+from common.base.day_files import DayError
+from common.base.days import Day, discover
 from common.base.figures import numbers
 from common.base.refusal import UsageError
 from common.practice.journal import Journal, practice_folder

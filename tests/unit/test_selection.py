@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.base import days
-from common.base.days import DayError, load_lesson, read_day
+from common.base.day_files import DayError
+from common.base.days import load_lesson, read_day
 from common.base.refusal import UsageError
 from common.run.selection import listing, select
 
@@ -173,7 +174,7 @@ def test_whatever_is_wrong_with_a_day_the_others_are_read(
     read_text = Path.read_text
     monkeypatch.setattr(Path, "read_text", refuse)
     assert "day.py: cannot be read: [Errno 13]" in str(select(["all"], root).broken[5])
-    monkeypatch.setattr(days, "_read_day", lambda folder: 1 / 0)
+    monkeypatch.setattr(days, "read_day", lambda folder: 1 / 0)
     assert "ZeroDivisionError" in str(select(["all"], root).broken[1])
 
 
