@@ -298,10 +298,13 @@ class Lesson:
 
     show: (operators, device) -> None, called after the checks; it prints the day's demonstration.
         Or it returns files, texts by name, which only --write stores in the day's folder.
+    show_times: the optional constant SHOW_TIMES. False if `show` measures no time, so that other
+        days may run on the device beside it.
     """
 
     problems: tuple[Problem, ...]
     show: Show | None = None
+    show_times: bool = True
 
 
 def load_lesson(day: Day) -> Lesson:
@@ -317,7 +320,8 @@ def load_lesson(day: Day) -> Lesson:
         return lesson
     further = _load(f"days.{day.name}.further", day.further.folder)
     beyond = (replace(problem, further=True) for problem in further.problems)
-    return Lesson((*lesson.problems, *beyond), _both(lesson.show, further.show))
+    times = any(part.show is not None and part.show_times for part in (lesson, further))
+    return Lesson((*lesson.problems, *beyond), _both(lesson.show, further.show), times)
 
 
 def _both(main: Show | None, further: Show | None) -> Show | None:
@@ -412,4 +416,7 @@ def _load(module_name: str, folder: Path) -> Lesson:
     show = getattr(module, "show", None)
     if show is not None and not callable(show):
         raise DayError(f"{file}: show must be a function, got a {type(show).__name__}")
-    return Lesson(problems, show)
+    times = getattr(module, "SHOW_TIMES", True)
+    if not isinstance(times, bool):
+        raise DayError(f"{file}: SHOW_TIMES must be True or False, got {times!r}")
+    return Lesson(problems, show, times)

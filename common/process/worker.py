@@ -191,22 +191,28 @@ def _shows(run: Run, lesson: Lesson) -> bool:
     )
 
 
-def _show(run: Run, lesson: Lesson, operators: Any) -> None:
-    """Run the day's `show`, whose output and files go to the runner."""
+def _show(run: Run, lesson: Lesson, operators: Any) -> bool:
+    """Run the day's `show`, whose output and files go to the runner. Return False if other days
+    fill the memory."""
     assert lesson.show is not None
     run.stage("", "showing what it does")
     try:
         files = lesson.show(operators, run.backend.device)
         run.backend.synchronize()
     except Exception as error:
-        if lacks := lacking(message_of(error)):
+        message = message_of(error)
+        if lacks := lacking(message):
             print(f"nothing to show: {lacks}")
-            return
-        reason, details = explain(error)
-        run.channel.emit(Ended(FAIL, f"show: {reason}", details))
+        elif _others_fill_memory(run, message):
+            return False
+        else:
+            reason, details = explain(error)
+            run.channel.emit(Ended(FAIL, f"show: {reason}", details))
+            _device_works(run, "show")
     else:
         if files:
             run.channel.emit(Made(files))
+    return True
 
 
 @dataclass
@@ -272,8 +278,12 @@ def _others_fill_memory(run: Run, *messages: str) -> bool:
 
 
 def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]) -> None:
-    """Do the rest of the day with the device for itself, if there is any."""
+    """Do the rest of the day, and what must not be disturbed with the device for itself."""
     shows = _shows(run, lesson)
+    if shows and not lesson.show_times:
+        shows = not _show(run, lesson, operators)
+        if run.broken:
+            return
     if not shows and not any(each.pending or each.again for each in checked):
         return
     if run.backend.name == "cuda":
@@ -292,7 +302,8 @@ def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]
         if run.broken:
             break
     else:
-        if shows:
+        if shows and not _show(run, lesson, operators):
+            _be_last(run)
             _show(run, lesson, operators)
     run.channel.emit(TurnOver())
 

@@ -29,6 +29,7 @@ INTRODUCES = (
     "warp aggregation",
     "deterministic",
 )
+SHOW_TIMES = False
 
 INTEGERS = ["int32", "uint8", "int64"]
 

@@ -16,7 +16,8 @@ def selective_scan(u, delta, A, B, C, D, z, bias):
     delta = softplus(delta + bias[:, None])
     h = u.new_zeros(*u.shape[:2], A.shape[1])
     # Without a step, autograd would find arguments that nothing depends on.
-    sums = [torch.einsum("bdt,dn,bnt,bnt->bdt", delta, A, B, C)[..., :0]]
+    none = (x[..., :0] for x in (B, C))
+    sums = [torch.einsum("bdt,dn,bnt,bnt->bdt", delta[..., :0], A, *none)]
     for t in range(u.shape[2]):
         d = delta[..., t, None]
         h = torch.exp(d * A) * h + d * u[..., t, None] * B[:, None, :, t]

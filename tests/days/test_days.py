@@ -163,6 +163,16 @@ test_sizes_and_indices_keep_their_64_bits.begin = begin_narrowed  # type: ignore
 
 
 @every_day
+def test_a_show_beside_which_other_days_run_reads_no_clock(day: Day) -> None:
+    files = [path for path in day.with_further().modules if path.name != "train.py"]
+    if any("SHOW_TIMES = False" in path.read_text(encoding="utf-8") for path in files):
+        for path in files:
+            clocks = re.findall(r"\bimport time\b|\bEvent\(|\w*seconds\w*\(|\w+_times\(",
+                                path.read_text(encoding="utf-8"))  # fmt: skip
+            assert not clocks, path
+
+
+@every_day
 def test_readme_has_the_headings_in_order(day: Day) -> None:
     found = re.findall(r"^## (.+)$", readme(day), re.MULTILINE)
     assert found == HEADINGS

@@ -5,7 +5,7 @@ from torch.nn.functional import normalize
 
 from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid, streamed
 
-from ..day import CHUNKS, EPS, EVEN, ODD, SHAPES, WIDE, checked, timed
+from ..day import CHUNKS, EVEN, ODD, SHAPES, WIDE, checked, timed
 
 LONGER = [(1, 40008), (2, 65536), (1, 70000), (1, 262152)]
 
@@ -62,6 +62,9 @@ def fused_rms_backward(gy, x, scale, weight):
     )
 
 
+CLAMP = 7e-3  # times its reciprocal, it rounds to less than 1 in fp32
+
+
 def unit_backward_inputs(p):
     """x with the factors that belong to it, and one row below eps."""
 
@@ -70,10 +73,15 @@ def unit_backward_inputs(p):
         if case.shape[0] > 1:
             x[0] = 0
         scale = draw(case.shape[0], dtype="float32")
-        scale.copy_(1 / x.float().norm(p, dim=1).clamp_min(EPS))
-        return gy, x, scale, EPS
+        scale.copy_(1 / x.float().norm(p, dim=1).clamp_min(CLAMP))
+        return gy, x, scale, CLAMP
 
     return inputs
+
+
+def clamped(s, eps):
+    """Where the norm was below eps: s is 1 / eps, which times eps may round to less than 1."""
+    return s >= 1 / torch.tensor(eps, dtype=torch.float32, device=s.device)
 
 
 def unit_backward(p):
@@ -82,7 +90,7 @@ def unit_backward(p):
         s, v, g = scale[:, None], x.to(wide), gy.to(wide)
         direction = v * s if p == 2 else v.sign()
         pull = (g * v).sum(1, keepdim=True) * s
-        pull = torch.where(s * eps >= 1, torch.zeros_like(pull), pull)
+        pull = torch.where(clamped(s, eps), torch.zeros_like(pull), pull)
         return (s * (g - direction * pull)).to(x.dtype)
 
     return reference
@@ -94,7 +102,7 @@ def by_operators(p):
     def backward(gy, x, scale, eps):
         s = scale[:, None]
         y = x * s
-        pull = (gy * y).sum(1, keepdim=True) * (s * eps < 1)
+        pull = (gy * y).sum(1, keepdim=True) * ~clamped(s, eps)
         return (s * (gy - (y if p == 2 else x.sign()) * pull)).to(x.dtype)
 
     return backward
