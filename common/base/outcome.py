@@ -117,12 +117,9 @@ class RungOutcome:
         """Return the outcome without a time: one on the CPU backend does not predict a GPU's."""
         return replace(self, timing=None, target_met=None)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @staticmethod
     def from_json(data: Any, place: str = "") -> RungOutcome:
-        """Return the outcome from the data of `to_json`. Raise PlainError, naming the field."""
+        """Return the outcome from its plain data. Raise PlainError, naming the field."""
         outcome: RungOutcome = decode(RungOutcome, data, place)
         return outcome
 

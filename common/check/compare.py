@@ -30,6 +30,7 @@ from torch import Tensor
 
 from common.base.declaration import Tolerance
 from common.base.figures import counted
+from common.check.draw import dtype_name
 from common.check.guard import bits, near_host
 from common.check.patterns import NO_LOOK, Look, Wrong, hints
 
@@ -173,15 +174,13 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if one_byte else tensor
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _compare_metadata(got: Tensor, own: Tensor) -> Mismatch | None:
     if got.device != own.device:
         return Mismatch("device", f"the output is on {got.device}, expected on {own.device}")
     if got.dtype != own.dtype:
-        return Mismatch("dtype", f"the output is {_name(got.dtype)}, expected {_name(own.dtype)}")
+        return Mismatch(
+            "dtype", f"the output is {dtype_name(got.dtype)}, expected {dtype_name(own.dtype)}"
+        )
     if got.shape != own.shape:
         hint = []
         if sorted(got.shape) == sorted(own.shape):
@@ -573,7 +572,7 @@ def _table(
         if dtype.is_floating_point and math.isfinite(want):
             rounded = truth[flat : flat + 1].double().to(dtype).double().item()
             if math.isinf(rounded):
-                expected = f"{rounded} ({expected} overflows {_name(dtype)})"
+                expected = f"{rounded} ({expected} overflows {dtype_name(dtype)})"
         rows.append((place, _number(have, dtype), expected, difference, allowed))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     return [

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from common.base.declaration import Problem
 from common.base.paths import ROOT
 from common.check.compare import ENOUGH, Pair, same_values
+from common.check.draw import dtype_name
 from common.check.guard import near_host
 
 KEPT_BYTES = 4 << 30  # of expected results, kept for the next rung
@@ -282,7 +283,7 @@ def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = 
         half = short[0]
         written, returned = own
         own = _rounded(written, half), _rounded(returned, half)
-        name = str(short[0]).removeprefix("torch.")
+        name = dtype_name(short[0])
         aside = (
             f"PyTorch has no kernel for {name} here: its error is taken from float32, then rounded"
         )

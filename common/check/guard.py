@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from common.check.draw import dtype_name
+
 if TYPE_CHECKING:
     from common.check.device import Backend
     from common.cpu.backend import Runtime
@@ -111,7 +113,7 @@ class _Record:
     fresh: tuple[int, int] = (0, 0)  # of the body
 
     def __str__(self) -> str:
-        kind = str(self.dtype).removeprefix("torch.")
+        kind = dtype_name(self.dtype)
         return f"{self.name or 'a tensor'} ({kind}, shape {self.shape})"
 
     def bands(self) -> tuple[Tensor, Tensor]:
@@ -289,7 +291,7 @@ class GuardedMemory:
         return [
             GuardedTensor(
                 record.name,
-                str(record.dtype).removeprefix("torch."),
+                dtype_name(record.dtype),
                 record.shape,
                 record.dtype.itemsize,
                 record.buffer.data_ptr() + record.start,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from common.base.declaration import Case, Problem, Rung
@@ -310,10 +311,7 @@ def check_outputs(
     signature = signature_of(call, problem.reference)
     outputs, names = outputs_of(result, after, signature)
     truth = expected(signature.writes)
-
-    def samples() -> list[Expected]:
-        return rolled_samples(problem, truth, signature.writes)
-
+    samples = partial(rolled_samples, problem, truth, signature.writes)
     return judge(problem, truth, outputs, names, signature, samples, rare=RARE)
 
 

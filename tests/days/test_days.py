@@ -16,9 +16,9 @@ from common.base import toolchain
 from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.report import stored
-from common.report.glossary import GENERATED
 from tests.compilations import Compilations, narrowed_on_cpu
 from tests.days.runs import DayRuns
+from tests.unit.test_language import GENERATED
 
 DAYS, ERRORS = discover()
 HEADINGS = [
@@ -33,8 +33,6 @@ HEADINGS = [
     "Read on",
 ]
 MOST_LINES = 172  # of a README without its generated parts; a day of one topic needs 152 at most
-
-QUOTE = re.compile(r"^```(?:cuda|cpp)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 STEPS = [
     pytest.param(day, number, id=f"{day.name}-{step.name}")
