@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from common.base.paths import DAYS, ROOT
 from common.base.toolchain import Platform, detect
 from common.build import nvcc
 from common.cpu import backend as cpu
-from common.cpu import libraries
+from common.cpu import libraries, source_warnings
 
 
 @dataclass(frozen=True)
@@ -269,23 +267,12 @@ def fallbacks(todo: Build) -> Callable[[], str]:
 
 
 def unset_locals(day: Day, platform: Platform) -> list[str]:
-    """Return local variables that may be read before they are set, as far as the compiler detects
-    it: one line each, "file:line: variable 'sum' may be read before it is set". For the variant
-    "address", whose compiler flags do not change such reads."""
-    found: dict[str, None] = {}
-    for source in plan(day, platform).sources:
-        command = [platform.compiler, "-c", str(source), "-o", os.devnull, STABLE_ABI]
-        command += [*libraries.flags(platform), f"-I{ROOT}"]
-        command += [f"-I{path}" for path in torch_includes()]
-        command += ["-Wuninitialized", "-Wmaybe-uninitialized"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        for place, variable in _UNSET.findall(done.stderr):
-            if Path(place.split(":")[0]).is_relative_to(ROOT):
-                place = place.removeprefix(f"{ROOT}/")
-                found[f"{place}: variable {variable} may be read before it is set"] = None
-    return list(found)
+    """Return the lines of `source_warnings.unset_locals` for the day's sources."""
+    flags = [STABLE_ABI, *libraries.flags(replace(platform, variant="address")), f"-I{ROOT}"]
+    flags += [f"-I{path}" for path in torch_includes()]
+    commands = [[platform.compiler, str(source), *flags] for source in plan(day, platform).sources]
 
+    def shown(place: str) -> str:
+        return place.removeprefix(f"{ROOT}/") if place.startswith(f"{ROOT}/") else ""
 
-_UNSET = re.compile(
-    r"^(.+?:\d+):\d+: warning: [‘'](.+?)[’'] (?:is|may be) used uninitialized", re.MULTILINE
-)
+    return source_warnings.unset_locals(commands, shown)

@@ -1,204 +1,55 @@
-"""Find 64-bit sizes and indices that are stored in 32 bits, by the host compiler's warnings.
-
-No input that a check can afford has 2^31 elements, so `int i = blockIdx.x * int64_t{…} + …` passes
-all of them. The compiler warns of the conversion (-Wconversion), of a loop condition whose counter
-is shorter than its bound, of a 32-bit thread index compared with a 64-bit bound, of a block index
-multiplied in 32 bits, and of C-style casts.
-"""
+"""Find the 64-bit sizes and indices of a day that are stored in 32 bits, by
+common/cpu/source_warnings.py."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 from pathlib import Path
 
 from common.base.cache import Entry, cached, digest
-from common.base.compiling import STABLE_ABI, BuildError, compiler_message, torch_includes
+from common.base.compiling import STABLE_ABI, torch_includes
 from common.base.days import Day
 from common.base.paths import ROOT
 from common.base.toolchain import Platform
 from common.build.library import plan
 from common.cpu import backend as cpu
-from common.cpu import libraries
-
-# Prepended to a source: these calls warn at their place, and the compiler itself compares and
-# multiplies such values without a warning.
-_WARNING = """
-template <class A, class B>
-void cudacpu_compared(A, B) {}
-template <class A, class B>
-  requires(sizeof(A) < 8 && sizeof(B) == 8)
-[[deprecated("a loop's counter is shorter than its bound")]] void cudacpu_compared(A, B) {}
-template <class A, class B>
-auto cudacpu_product(A a, B b) { return a * b; }
-template <class A, class B>
-  requires(sizeof(A) < 8 && sizeof(B) < 8 && requires(A a, B b) { a % b; })
-[[deprecated("a block's index is multiplied in 32 bits")]] auto cudacpu_product(A a, B b) {
-  return a * b;
-}
-template <class A, class B>
-A cudacpu_index(A a, B) { return a; }
-template <class A, class B>
-  requires(sizeof(A) < 8 && sizeof(B) == 8)
-[[deprecated("a 32-bit index is compared with a 64-bit bound")]] A cudacpu_index(A a, B) {
-  return a;
-}
-template <class T>
-struct cudacpu_to {};
-template <class T, class V>
-T operator->*(cudacpu_to<T>, V v) { return (T)v; }
-template <class T, class V>
-  requires(sizeof(V) == 8 && requires(V v) { v % v; })
-[[deprecated("a value of 64 bits is cast to 32")]] T operator->*(cudacpu_to<T>, V v) {
-  return (T)v;
-}
-"""
-
-# for (int i = …; i < bound; …), in formatted code; a bound in capitals is a constant.
-_LOOP = re.compile(
-    r"\bfor \((?P<head>(?:int|unsigned|int32_t|uint32_t) (?P<counter>\w+) = [^;]*; )"
-    r"(?P<condition>(?P=counter) <=? (?P<bound>[^;&|]*;))"
-)
-_CONSTANT = re.compile(r"[A-Z0-9_:]+")
-# blockIdx.x * cols, (blockIdx.x / strips) * cols, cols * blockIdx.x; factors that are calls,
-# subscripts or constructions are ignored.
-_GRID = r"\b(?:blockIdx|gridDim)\.[xyz]"
-_PART = rf"(?<![\w>])\({_GRID} [/%] \w+\)"
-_OTHER = r"(?:[A-Za-z_][\w.:]*(?![\w(\[{<.:])|\([^()]*\))"
-_PRODUCT = re.compile(
-    rf"(?P<left>{_GRID}|{_PART}) \* (?P<right>{_OTHER})"
-    rf"|(?<![\w.>])(?P<first>[A-Za-z_][\w.]*) \* (?P<then>{_GRID})"
-)
-# A value declared with 32 bits, cast to them or printed with %u is meant to be small.
-_SMALL = re.compile(
-    r"\b(?:int|unsigned|u?int32_t) \w+ = [^=]*$"
-    r"|static_cast<(?:int|unsigned)>\([^()]*$|\bprintf\(.*$",
-    re.DOTALL,
-)
-# const int i = blockIdx.x * blockDim.x + threadIdx.x; a cast shows the intention.
-_INDEX = re.compile(
-    r"\b(?:int|unsigned|int32_t|uint32_t) (?P<name>\w+) = (?![^;]*(?:static_cast|int64_t))[^;]*"
-    rf"{_GRID}[^;]*;"
-)
-# (int)n, int(n): C-style casts, less explicit than static_cast<int>(n).
-_CAST = re.compile(
-    r"(?<![\w>])\((?P<type>int|unsigned|unsigned int|int32_t|uint32_t)\) ?(?=[A-Za-z_(])"
-    r"|(?<![\w:<>*&.\])])(?P<called>int|unsigned|int32_t|uint32_t)(?=\([A-Za-z_(])"
-)
-_CONVERSION = re.compile(
-    r"^(?P<place>.+?:\d+):\d+: warning: (?:narrowing )?conversion .*?"
-    r"from [‘'](?P<source>[^’']+)[’']"
-    r"(?: \{aka [‘'](?P<meant>[^’']+)[’']\})? to [‘'](?P<target>[^’']+)[’']",
-    re.MULTILINE,
-)
-_OWN = re.compile(
-    r"^(?P<place>.+?:\d+):\d+: warning: .*(?P<what>a loop's counter is shorter than its bound"
-    r"|a block's index is multiplied in 32 bits|a value of 64 bits is cast to 32"
-    r"|a 32-bit index is compared with a 64-bit bound)",
-    re.MULTILINE,
-)
-_LONG = re.compile(r"^(u?int64_t|size_t|ptrdiff_t|(long )+(unsigned )?int|(unsigned )?(long ?)+)$")
-_SHORT = ("int", "unsigned int", "int32_t", "uint32_t")
+from common.cpu import libraries, source_warnings
 
 
 def narrowed(day: Day, platform: Platform) -> list[str]:
-    """Return each place of the day's sources where a 64-bit value is stored in 32 bits, or bounds a
-    32-bit counter, or where a block's index is multiplied in 32 bits: one line each,
-    "days/day05/x.cu:12: …". Cached.
+    """Return the places of `source_warnings.narrowed` in the day's sources. Cached.
 
-    An intended conversion is written as static_cast<int>(…). Raise BuildError with the compiler's
-    message.
+    Raise BuildError with the compiler's message.
     """
     sources = plan(day, platform).sources
     files = [text for source in sources for text in libraries.texts(source)]
     parts = [platform.compiler_version, platform.torch, *libraries.flags(platform)]
-    key = digest(parts, [*files, *cpu.HEADERS, Path(__file__)])
+    key = digest(parts, [*files, *cpu.HEADERS, Path(source_warnings.__file__)])
     entry = Entry(f"{day.name}-narrowed", key, "places.txt")
 
-    def make(directory: Path) -> None:
+    def make(_: Path) -> None:
         found: dict[str, None] = {}
         for source in sources:
-            for line in _of_source(source, directory, day, platform):
+            command = _command(source, platform)
+            for line in source_warnings.narrowed(source, command, lambda p: _shown(p, day)):
                 found[line] = None
         entry.path.write_text("".join(f"{line}\n" for line in found))
 
     return cached(entry, make).read_text().splitlines()
 
 
-def _of_source(source: Path, directory: Path, day: Day, platform: Platform) -> list[str]:
-    # In the directory of the headers that it includes by name.
-    copy = directory / source.name
-    text = prepared(source.read_text(encoding="utf-8"), str(source))
-    copy.write_text(text, encoding="utf-8")
-    command = [platform.compiler, *libraries.prelude(platform), "-fPIC", *WARNINGS, str(copy)]
-    # The rewritten headers in its directory come before the original ones.
-    command += [STABLE_ABI, *libraries.flags(platform), f"-I{source.parent}", f"-I{ROOT}"]
-    command += [word for path in torch_includes() for word in ("-isystem", str(path))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-    copy.unlink()
-    if done.returncode != 0:
-        raise BuildError(compiler_message(done.stderr))
-    return places(done.stderr, day)
-
-
-WARNINGS = ("-fsyntax-only", "-Wconversion")  # for the compiler, on the text of `prepared`
-
-
-def environment() -> dict[str, str]:
-    """Return variables that make a compiler's warnings English, for `places`."""
-    return {**os.environ, "LC_ALL": "C.UTF-8"}
-
-
-def prepared(text: str, filename: str) -> str:
-    """Return a source rewritten to contain calls of which the compiler warns."""
-    text = _PRODUCT.sub(_multiplied, _LOOP.sub(_compared, text))
-    for name in {match["name"] for match in _INDEX.finditer(text)}:
-        bound = rf"(?<![\w.]){name} (?=(?:<|>|<=|>=) (?P<bound>[a-z_]\w*)(?![\w(\[.<:]))"
-        text = re.sub(bound, rf"cudacpu_index({name}, \g<bound>) ", text)
-    text = _CAST.sub(lambda m: f"cudacpu_to<{m['type'] or m['called']}>{{}} ->* ", text)
-    return f'{_WARNING}#line 1 "{filename}"\n{text}'
+def _command(source: Path, platform: Platform) -> list[str]:
+    command = [platform.compiler, *libraries.prelude(platform), "-fPIC", STABLE_ABI]
+    command += [*libraries.flags(platform), f"-I{source.parent}", f"-I{ROOT}"]
+    return command + [word for path in torch_includes() for word in ("-isystem", str(path))]
 
 
 def places(warnings: str, day: Day) -> list[str]:
     """Return the lines of `narrowed` from the compiler's warnings."""
-    lines = []
-    for match in _CONVERSION.finditer(warnings):
-        source_type = match["meant"] or match["source"]
-        if _LONG.match(source_type) and match["target"] in _SHORT and _ours(match["place"], day):
-            what = f"a value of {match['source']} is kept in {match['target']}"
-            lines.append(f"{_short(match['place'])}: {what}; static_cast says where that is meant")
-    for match in _OWN.finditer(warnings):
-        if _ours(match["place"], day):
-            lines.append(f"{_short(match['place'])}: {match['what']}")
-    return lines
+    return source_warnings.narrowed_places(warnings, lambda place: _shown(place, day))
 
 
-def _compared(match: re.Match[str]) -> str:
-    bound = match["bound"].removesuffix(";").strip()
-    if _CONSTANT.fullmatch(bound) or "sizeof" in bound:
-        return match[0]
-    compared = f"cudacpu_compared({match['counter']}, {bound})"
-    return f"for ({match['head']}{compared}, {match['condition']}"
-
-
-def _multiplied(match: re.Match[str]) -> str:
-    text = match.string
-    statement = max(text.rfind(end, 0, match.start()) for end in ";{}") + 1
-    if _SMALL.search(text, statement, match.start()):
-        return match[0]
-    left, right = match["left"] or match["first"], match["right"] or match["then"]
-    grid, other = (left, right) if match["left"] else (right, left)
-    if ".x" not in grid and _CONSTANT.fullmatch(other):
-        return match[0]  # along y and z a grid has 65535 blocks at most
-    return f"cudacpu_product({left}, {right})"
-
-
-def _ours(place: str, day: Day) -> bool:
+def _shown(place: str, day: Day) -> str:
     path = Path(place.rsplit(":", 1)[0])
     own = path.is_relative_to(ROOT) or path.is_relative_to(day.folder)
-    return own or path in day.library_sources  # a learner's file
-
-
-def _short(place: str) -> str:
-    return place.removeprefix(f"{ROOT}/")
+    learners = path in day.library_sources
+    return place.removeprefix(f"{ROOT}/") if own or learners else ""

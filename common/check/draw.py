@@ -139,6 +139,7 @@ VALUES: dict[str, Callable[[_Source], Tensor]] = {
     "uniform": _Source.uniform,  # [0, 1)
     "offset": lambda source: source.normal() + 1e4,  # a mean far from 0: cancellation
     "large": lambda source: source.normal() * 50,  # exp overflows unless the maximum is subtracted
+    "huge": lambda source: source.normal() * 1e31,  # beyond what stands for infinity in kernels
     "tiny": _tiny,  # half of them around the smallest normal number, subnormals among them
     "extreme": _extreme,  # ± the largest, 0, -0, ± the smallest normal, some ordinary
     "nonfinite": _nonfinite,  # kinds by row: one NaN, one +inf, some -inf, all -inf, …

@@ -35,6 +35,7 @@ SAMPLES = 8  # further inputs for PyTorch's error, used if an output fails witho
 # Allowed distance of a reference in float32 from float64, on ordinary numbers: of its size, and its
 # arguments'. More is not rounding: it draws other numbers, or computes something else.
 FAR, NOTABLE = 0.25, 1e-3
+NEAR = 0.02  # the same for results that did not overflow: more than a rounding to bfloat16
 
 
 class ProblemError(Exception):
@@ -326,6 +327,20 @@ def check_same_in_both(problem: Problem, expected: Expected) -> None:
                 f"float64: {distance:.3g} apart, where numbers are {size:.3g} (root mean squares): "
                 "does it draw numbers, or depend on the default dtype?"
             )
+
+
+def in_range(expected: Expected) -> bool:
+    """Return True if no number overflows on the way to the results: PyTorch's, in the rung's dtype,
+    for float64 also in float32, are finite and near the truth; integers are equal to it."""
+
+    def near(truth: Tensor, own: Tensor) -> bool:
+        if not own.is_floating_point():
+            return torch.equal(truth, own)
+        distance = _size(own.double() - truth.double())
+        return bool(own.isfinite().all()) and distance <= NEAR * _size(truth)
+
+    pairs = expected.returned + expected.written + expected.rough
+    return all(near(truth, own) for truth, own in pairs)
 
 
 def _size(tensor: Tensor) -> float:

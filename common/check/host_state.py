@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,11 @@ from dataclasses import dataclass
 import torch
 
 _LIBM = ctypes.CDLL("libm.so.6")
-_ROUNDINGS = ("to nearest", "downward", "upward", "toward zero")  # of x86: 0x400 apart
-_ROUNDING_STEP = 0x400
+# What fegetround returns, by processor (fenv.h).
+_ROUNDINGS = {
+    "x86_64": {0x400: "downward", 0x800: "upward", 0xC00: "toward zero"},
+    "aarch64": {0x400000: "upward", 0x800000: "downward", 0xC00000: "toward zero"},
+}
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,19 @@ class HostState:
 
     def _words(self) -> dict[str, str]:
         return {
-            "rounding mode": _ROUNDINGS[self.rounding // _ROUNDING_STEP],
+            "rounding mode": rounding_mode(self.rounding, platform.machine()),
             "denormals": "flushed to zero" if self.flushed else "kept",
             "working directory": self.directory,
             "current device": str(self.device),
         }
+
+
+def rounding_mode(value: int, machine: str) -> str:
+    """Return the name of the mode that `fegetround` returns as this value on a processor:
+    "upward"."""
+    if value == 0:  # of every processor with these modes
+        return "to nearest"
+    return _ROUNDINGS.get(machine, {}).get(value, f"{value:#x}")
 
 
 @contextmanager
@@ -74,6 +86,30 @@ def unchanged(changes: list[str]) -> Iterator[None]:
         if after != before:
             changes += before.changes(after)
             before.restore()
+
+
+class _Allocated(ctypes.Structure):
+    """struct mallinfo2 of malloc.h."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def host_memory() -> int:
+    """Return the bytes that the C library's malloc has given out; 0 before glibc 2.33, and with
+    another malloc."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    mallinfo.restype = _Allocated
+    allocated = mallinfo()
+    return int(allocated.uordblks + allocated.hblkhd)
 
 
 def descriptors() -> int:

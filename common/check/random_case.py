@@ -7,6 +7,7 @@ import os
 import random
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 from common.base.declaration import Case
@@ -15,6 +16,7 @@ SEED_VARIABLE = "HUNDRED_DAYS_SEED"
 MANY = 6  # cases that a check draws
 LARGEST = 1 << 14  # elements of the case's shape
 _TILES = (8, 16, 32, 64, 128, 256)
+_WIDE = ("float32", "bfloat16", "float64")  # dtypes that hold the values "huge"
 
 
 @cache
@@ -24,9 +26,10 @@ def session_seed() -> int:
 
 
 def random_cases(cases: Sequence[Case], seed: int | str) -> list[Case]:
-    """Return several such cases, each once, and one with a long dimension in 16 bits."""
+    """Return several such cases, each once, one with a long dimension in 16 bits and one of huge
+    values."""
     drawn = [random_case(cases, f"{seed} {number}") for number in range(MANY)]
-    drawn.append(long_case(cases, seed))
+    drawn += [long_case(cases, seed), huge_case(cases, seed)]
     return list(dict.fromkeys(case for case in drawn if case is not None))
 
 
@@ -51,6 +54,13 @@ def long_case(cases: Sequence[Case], seed: int | str) -> Case | None:
     shape[long] = 1
     shape[long] = max(LARGEST // math.prod(shape) - chance.randrange(16), 1)
     return Case(tuple(shape), base.dtype, base.values)
+
+
+def huge_case(cases: Sequence[Case], seed: int | str) -> Case | None:
+    """Return a random case of values beyond 1e30; None if no dtype of the cases holds them. Of use
+    where `expected.in_range` is true."""
+    drawn = random_case([case for case in cases if case.dtype in _WIDE], f"huge {seed}")
+    return drawn and replace(drawn, values="huge")
 
 
 def _known(cases: Sequence[Case]) -> list[Case]:

@@ -43,7 +43,8 @@ RUNTIME_SOURCES: Final[tuple[Path, ...]] = (
 # new module counts by default.
 _NOT_REWRITING: Final = (
     *("__init__.py", "__main__.py", "findings.py", "libraries.py", "access_table.py"),
-    *("launch_record.py", "program.py", "program_debugger.py", "program_profile.py", "vendor.py"),
+    *("launch_record.py", "program.py", "program_debugger.py", "program_profile.py"),
+    *("source_warnings.py", "vendor.py"),
 )
 REWRITER: Final[tuple[Path, ...]] = tuple(
     path for path in sorted(_HERE.glob("*.py")) if path.name not in (*_NOT_REWRITING, "backend.py")
@@ -137,8 +138,10 @@ def cflags(cuda_include: Path, compiler: str = "g++", variant: Variant = "plain"
 # -fno-gnu-unique: otherwise g++ makes static variables of templates one for the whole process, and
 # two days with a kernel of the same name share the description of its shared memory. (clang never
 # does this.) -fno-ipa-icf: otherwise g++ keeps one of two equal functions, as two launches of one
-# kernel are, and the other loses its lines.
-_GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf")
+# kernel are, and the other loses its lines. -fcheck-new: `new` in a kernel returns null where the
+# heap is full, and a program may look. -fno-tree-ter: otherwise the read in `h = x;` may have the
+# line that uses h.
+_GCC_FLAGS: Final = ("-fno-gnu-unique", "-fno-ipa-icf", "-fcheck-new", "-fno-tree-ter")
 
 # Functions that the address sanitizer's checks call; runtime/addresses.cpp replaces them.
 _ADDRESS_CALLS: Final = (
@@ -149,9 +152,13 @@ _ADDRESS_CALLS: Final = (
 )
 
 
-# Functions of the C and C++ libraries that access or allocate memory; runtime/tracer.cpp replaces
-# them.
-_TRACED_CALLS: Final = ("memcpy", "memmove", "memset", "malloc", "_Znwm", "_Znam")
+# Functions of the C library that access memory; runtime/tracer.cpp replaces them.
+_TRACED_CALLS: Final = ("memcpy", "memmove", "memset")
+
+# Functions that allocate and free, new and delete included; runtime/device_heap.cpp replaces them.
+_HEAP_CALLS: Final = (
+    *("malloc", "free", "_Znwm", "_Znam", "_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm"),
+)
 
 
 def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
@@ -159,7 +166,7 @@ def ldflags(runtime: Path, variant: Variant = "plain") -> list[str]:
     variant."""
     runtime = runtime.resolve()
     renamed = _ADDRESS_CALLS if variant in ("address", "zeroed") else ()
-    renamed = _TRACED_CALLS if variant == "trace" else renamed
+    renamed = _HEAP_CALLS + (_TRACED_CALLS if variant == "trace" else renamed)
     # -Bsymbolic: a day calls its own kernels, even if another library defines the same names.
     # --no-as-needed: the library that the linker sees may be an empty one of that name.
     return [

@@ -24,8 +24,8 @@ _HELPERS = (
     *(f"{_ROOT}/common/cpu/vendor/cub/cub/{part}/" for part in ("block", "warp", "thread")),
 )
 _WAIT = (
-    "wait for the copy (cp_async_wait, mbarrier_wait, bulk_wait of a store); then other threads "
-    "need a barrier, too"
+    "wait for the copy (cp_async_wait, mbarrier_wait, bulk_wait of a store), after its commit: a "
+    "wait does not count what is committed later; then other threads need a barrier, too"
 )
 _WAIT_TO_REUSE = (
     "wait until it has been read (bulk_wait_read, wgmma_wait, the mbarrier of the copy); then "

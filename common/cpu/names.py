@@ -30,8 +30,12 @@ def collect_declared(stream: Stream, declared: set[str]) -> None:
                 declared.add(tokens[p].text)
 
 
-def refuse_missing(stream: Stream, declared: Set[str]) -> None:
-    """Raise TokenError at a name that the backend lacks, except names in `declared`."""
+def refuse_missing(stream: Stream, declared: Set[str], lacking: dict[str, str]) -> None:
+    """Raise TokenError at a name that the backend lacks, except names in `declared`.
+
+    A macro that uses a missing function is added to `lacking`, with the reason, and refused where
+    code uses it.
+    """
     tokens = stream.tokens
     for p, token in enumerate(tokens):
         if not token.is_word():
@@ -49,11 +53,16 @@ def refuse_missing(stream: Stream, declared: Set[str]) -> None:
         if p > 0 and tokens[p - 1].is_op(".", "->"):
             continue
         following = tokens[p + 1] if p + 1 < len(tokens) else token
-        reason = features.missing_name(
-            token.text, called=following.is_op("("), template=following.is_op("<")
-        )
-        if reason is not None and token.text not in declared:
+        reason = lacking.get(token.text)
+        if reason is None and token.text not in declared:
+            reason = features.missing_name(
+                token.text, called=following.is_op("("), template=following.is_op("<")
+            )
+        if reason is None:
+            continue
+        if not stream.is_macro:
             raise TokenError(token, reason)
+        lacking.setdefault(tokens[0].text, f"macro {tokens[0].text}: {reason}")
 
 
 def edit(stream: Stream) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.base.cache import Entry, cached, digest
 from common.base.compiling import BuildError, run_compiler, sources_of
 from common.base.toolchain import Platform
-from common.cpu import backend, features, libraries, models, vendor
+from common.cpu import backend, features, libraries, models, source_warnings, vendor
 from common.cpu.conditions import Macros
+from common.cpu.rewrite import device_lines
 
 _SUPPORT = Path(backend.__file__).with_name("program.cpp")  # settings from the environment
 _STANDARD = "-std=c++17"  # nvcc's own
@@ -32,21 +34,32 @@ _UNDEFINED = re.compile(r"undefined reference to [`']([^'`]+)'")
 _SYSTEM_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULTILINE)
 
 
-def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str] = ()) -> Path:
-    """Build the program if necessary, and return its path.
+@dataclass(frozen=True)
+class Plan:
+    """How a program is compiled. command: the compiler and its flags, without sources. sources: the
+    .cpp that is made of each .cu. hosts: sources of other kinds. own: these and the program's
+    headers. vendors: the files of libraries that they reach. files: all that decide the build."""
+
+    command: list[str]
+    sources: list[Path]
+    hosts: list[Path]
+    own: list[Path]
+    vendors: list[Path]
+    files: list[Path]
+
+
+def plan(sources: Sequence[Path], platform: Platform, flags: Sequence[str] = ()) -> Plan:
+    """Rewrite the sources if necessary, and return how to compile them.
 
     sources: files that end in .cu are rewritten, others compiled unchanged. flags: further ones for
     the compiler: -I (also searched for headers to rewrite), -D, -l and similar ones. Raise
-    BuildError with the compiler's message, or with the file and line of a feature that the CPU
-    backend lacks; OSError if a source cannot be read.
+    BuildError with the file and line of a feature that the CPU backend lacks; OSError if a source
+    cannot be read.
     """
     sources = [source.resolve() for source in sources]
-    stem = sources[0].stem
     folders = list(dict.fromkeys(source.parent for source in sources))
     roots = [*folders, *(Path(f[2:]).resolve() for f in flags if f.startswith("-I"))]
     roots += vendor.FOLDERS
-    flags = [f for f in flags if not (f.startswith("-l") and vendor.linked(f[2:]))]
-    runtime = libraries.build_runtime(platform)
     command = [platform.compiler, *libraries.flags(platform), _STANDARD]
     command += [*(f"-I{folder}" for folder in folders), "-pthread", _RETURNS, *flags]
     reached = {source: sources_of(source, roots) for source in sources}
@@ -55,7 +68,7 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
         command += _THRUST
     command.append(f'-DCUDACPU_PROGRAM_MODEL="{models.chosen(platform.model)}"')  # in program.cpp
     files: list[Path] = []
-    compiled: list[Path] = []
+    rewritten: list[Path] = []
     hosts = [source for source in sources if source.suffix != ".cu"]
     for source in sources:
         if source in hosts:
@@ -63,16 +76,32 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
         else:
             cpp = _rewritten(source, reached[source], roots, platform, command)
             files += libraries.texts(cpp)
-            compiled.append(cpp)
-    compiled += vendor.objects(everything, platform)
+            rewritten.append(cpp)
+    vendors = [file for file in everything if any(map(file.is_relative_to, vendor.FOLDERS))]
+    own = [file for file in everything if file not in vendors]
+    return Plan(command, rewritten, hosts, own, vendors, files)
+
+
+def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str] = ()) -> Path:
+    """Build the program if necessary, and return its path.
+
+    sources, flags: see `plan`. Raise BuildError also with the compiler's message.
+    """
+    stem = sources[0].stem
+    flags = [f for f in flags if not (f.startswith("-l") and vendor.linked(f[2:]))]
+    runtime = libraries.build_runtime(platform)
+    planned = plan(sources, platform, flags)
+    command = planned.command
+    compiled = [*planned.sources, *vendor.objects(planned.vendors, platform)]
     linked = [flag for flag in flags if flag.startswith(("-l", "-L"))]  # again, after the objects
-    parts = [platform.compiler_version, str(runtime), *map(str, sources), *command]
-    key = digest([*parts, *map(str, compiled)], [_SUPPORT, *files, *backend.HEADERS])
+    parts = [platform.compiler_version, str(runtime), *(str(s.resolve()) for s in sources)]
+    parts += [*command, *map(str, compiled)]
+    key = digest(parts, [_SUPPORT, *planned.files, *backend.HEADERS])
     entry = Entry(f"program-{stem}", key, stem)
 
     def make(directory: Path) -> None:
         objects: list[str | Path] = [*compiled, _SUPPORT]
-        for number, host in enumerate(hosts):
+        for number, host in enumerate(planned.hosts):
             compiled_host = directory / f"host{number}.o"
             run_compiler([*_of_host_file(command, host), "-c", host, "-o", compiled_host])
             objects.append(compiled_host)
@@ -84,6 +113,33 @@ def executable(sources: Sequence[Path], platform: Platform, flags: Sequence[str]
             raise BuildError(_explained(error.text)) from None
 
     return cached(entry, make)
+
+
+def unset_locals(
+    sources: Sequence[Path], platform: Platform, flags: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines of `source_warnings.unset_locals` for a program. Raise BuildError."""
+    planned = plan(sources, replace(platform, variant="address"), flags)
+    own = {str(file) for file in planned.own}
+    commands = [[*planned.command, str(source)] for source in planned.sources]
+    return source_warnings.unset_locals(
+        commands, lambda place: place if place.rpartition(":")[0] in own else ""
+    )
+
+
+def narrowed(sources: Sequence[Path], platform: Platform, flags: Sequence[str] = ()) -> list[str]:
+    """Return the lines of `source_warnings.narrowed` for the device code of a program, compiled as
+    C++20. Raise BuildError, also if it is not C++20."""
+    planned = plan(sources, platform, flags)
+    device = {str(file): device_lines(file, platform.model) for file in planned.own}
+
+    def shown(place: str) -> str:
+        file, _, line = place.rpartition(":")
+        return place if int(line) in device.get(file, ()) else ""
+
+    command = [*planned.command, "-std=c++20"]
+    found = [source_warnings.narrowed(each, command, shown) for each in planned.sources]
+    return list(dict.fromkeys(line for lines in found for line in lines))
 
 
 def _of_host_file(command: Sequence[str], source: Path) -> list[str]:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from common.base.compiling import BuildError
 from common.base.outcome import FAIL, PASS, SKIP, RungOutcome, Status
 from common.base.toolchain import Platform
 from common.cpu import backend, findings, program
@@ -114,11 +115,14 @@ def report(
     if compared[1].status == FAIL:
         blamed = missing_wait(plain, arguments, seconds, first, repeats, late)
         compared[1].details = [*blamed, *compared[1].details]
-    rows = [
-        *compared,
-        judge_waits([first, *others]),
-        judge_addresses([*([watched] if watched else []), first, *others], missing),
-    ]
+    addresses = judge_addresses([*([watched] if watched else []), first, *others], missing)
+    zeroed: list[Run] = []
+    unset: list[str] = []
+    if watched and addresses.status == PASS and watched.output != first.output:
+        built = program.executable(sources, replace(platform, variant="zeroed"), flags)
+        order = "where local variables begin with zeros"
+        zeroed = [run(built, arguments, order, seconds, preloaded) for _ in range(_REPEATS)]
+        unset = program.unset_locals(sources, platform, flags)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         built = program.executable(sources, replace(platform, variant="trace"), flags)
@@ -126,11 +130,15 @@ def report(
         traced = run(built, arguments, "with every access traced", seconds, variables)
         text = trace.read_text(encoding="utf-8") if trace.is_file() else ""
     of_host = judge_trace("addresses", traced, text, ("host",))
-    if of_host.status == FAIL and rows[-1].status != FAIL:
-        rows[-1] = of_host
-    rows.append(judge_trace("races", traced, text, findings.RACES))
-    rows.append(judge_unwritten(traced, text))
-    return rows
+    return [
+        *compared,
+        judge_waits([first, *others]),
+        of_host if of_host.status == FAIL and addresses.status != FAIL else addresses,
+        judge_locals(watched, addresses, zeroed, unset),
+        judge_indices(sources, platform, flags),
+        judge_trace("races", traced, text, findings.RACES),
+        judge_unwritten(traced, text),
+    ]
 
 
 def run(
@@ -262,9 +270,11 @@ def _why_not_compared(first: Run, repeats: Sequence[Run]) -> str:
     return ""
 
 
-def _differs(row: RungOutcome, first: Run, repeats: Sequence[Run], run: Run) -> bool:
+def _differs(
+    row: RungOutcome, first: Run, repeats: Sequence[Run], run: Run, name: str = "forward"
+) -> bool:
     """Return True if the exit code or the output of a run differs, and set it in the row. Lines
-    that change when the first run is repeated do not count."""
+    that change when the first run is repeated do not count. name: of the first run, in details."""
     if run.code != first.code:
         row.status, row.reason = FAIL, f"exit code {first.code}, but {run.code} {run.order}"
         return True
@@ -278,9 +288,9 @@ def _differs(row: RungOutcome, first: Run, repeats: Sequence[Run], run: Run) -> 
         different = [("", line) for line in difflib.unified_diff(lines, got, lineterm="", n=0)]
     if different:
         row.status, row.reason = FAIL, f"another output {run.order} than in forward order"
-        row.details = [line for a, b in different for line in (f"forward: {a}", f"now:     {b}")][
-            :_SHOWN
-        ]
+        now = f"{'now:':{len(name) + 1}}"
+        details = [line for a, b in different for line in (f"{name}: {a}", f"{now} {b}")]
+        row.details = details[:_SHOWN]
     return bool(different)
 
 
@@ -308,6 +318,48 @@ def _thrown(row: RungOutcome, runs: Sequence[Run], about_addresses: bool) -> Run
     late = [run for run in runs if run.code is None]
     if late and not about_addresses:
         row.status, row.reason = FAIL, f"the program did not end in time {late[0].order}"
+    return row
+
+
+def judge_locals(
+    watched: Run | None, addresses: RungOutcome, zeroed: Sequence[Run], unset: Sequence[str]
+) -> RungOutcome:
+    """Return the row "locals": an output that depends on the values with which local variables
+    begin.
+
+    watched: the run in which they begin with a pattern. addresses: that row. zeroed: equal runs in
+    which they begin with zeros, if the output of `watched` is another than that of an ordinary run.
+    unset: variables that the compiler suspects.
+    """
+    row = _row("locals")
+    if watched is None or addresses.status != PASS:
+        row.status, row.reason = SKIP, addresses.reason if watched is None else "see addresses"
+    elif zeroed:
+        same, *repeats = zeroed
+        if _why_not_compared(same, repeats):
+            row.status, row.reason = SKIP, _why_not_compared(same, repeats)
+        elif _differs(row, same, repeats, watched, "zeros"):
+            reason = "another output where local variables begin with other values"
+            row.reason, *suspects = [*unset, f"{reason}: one is read before it is set"]
+            row.details = [*suspects, *row.details]
+    return row
+
+
+def judge_indices(sources: Sequence[Path], platform: Platform, flags: Sequence[str]) -> RungOutcome:
+    """Return the row "indices": the compiler's findings in device code.
+
+    It passes also with findings: they are wrong from 2^31 elements on, and the program may have
+    fewer.
+    """
+    row = _row("indices")
+    try:
+        row.details = program.narrowed(sources, platform, flags)[:_SHOWN]
+    except BuildError as error:
+        lines = error.text.splitlines()
+        said = next((line for line in lines if "error:" in line), "the compiler failed")
+        row.status, row.reason = SKIP, f"the program does not compile as C++20: {said}"
+    if row.details:
+        row.reason = "right only for fewer than 2^31 elements:"
     return row
 
 

@@ -58,6 +58,14 @@ def rewrite(text: str, filename: str, model: str = "") -> str:
     return _rewrite_file(text, filename, copies={}, project=_Project(models.architecture(model)))
 
 
+def device_lines(source: Path, model: str = "") -> set[int]:
+    """Return the lines of a file that have device code, without functions that are `__host__` as
+    well."""
+    tokens = conditions.read(_text_of(source), models.architecture(model))
+    code = main_stream(tokens, Edits())
+    return {token.line for p, token in enumerate(code.tokens) if code.on_device(p)}
+
+
 def rewrite_tree(
     source: Path,
     out_dir: Path,
@@ -102,6 +110,7 @@ class _Project:
     arch: int
     macros: conditions.Macros = field(default_factory=conditions.Macros)
     declared: set[str] = field(default_factory=set)  # with CUDA-like names
+    lacking: dict[str, str] = field(default_factory=dict)  # see names.refuse_missing
     volatile_readers: set[str] = field(default_factory=set)  # see waiting_loops
     device_macros: set[str] = field(default_factory=set)  # see conditions
     shared_variables: dict[str, str] = field(default_factory=dict)  # at file scope
@@ -128,8 +137,9 @@ def _edit(tokens: list[Token], edits: Edits, copies: Mapping[str, str], project:
     for stream in streams:
         names.collect_declared(stream, project.declared)
     numbers = itertools.count()
+    for stream in [*streams[1:], code]:  # code is refused at the use of a macro
+        names.refuse_missing(stream, project.declared, project.lacking)
     for stream in streams:
-        names.refuse_missing(stream, project.declared)
         names.edit(stream)
         shared_variables.edit(stream, numbers, project.shared_variables)
         braced_pairs.edit(stream)

@@ -1,7 +1,11 @@
 """Turn declarations of `__shared__` variables into references into the memory of a block.
 
 __shared__ float row[32];          CUDACPU_SHARED(0, float row[32]) auto& row = ...;
-extern __shared__ float row[];     typedef float t[]; auto& row = dynamic_shared<t>();
+extern __shared__ float row[];     typedef float t[]; extern t cudacpu_extern_shared_row;
+                                   auto& row = dynamic_shared<t>();
+
+The second declaration of a dynamic variable, which nothing uses, makes the host compiler refuse
+what nvcc refuses: two types for one name in one namespace, also from two instances of a template.
 
 A declaration at file scope leaves its type and its place there, and each function of device code
 that uses the name begins with the reference. A lambda that captures by value captures them by
@@ -87,6 +91,7 @@ def _edit_file_scope(stream: Stream, start: int, end: int, of_files: dict[str, s
         _drop_alignment(stream, start, end)
         stream.insert_before(start, "typedef ")
         stream.replace(places[0], f"cudacpu_type_of_{name}")
+        stream.insert_after(end, f" {_same_type(f'cudacpu_type_of_{name}', name)}")
         value = f"dynamic_shared<cudacpu_type_of_{name}>()"
     else:
         stream.insert_before(start, f"CUDACPU_SHARED_PLACE(of_{name}, ")
@@ -138,15 +143,23 @@ def _edit_declaration(stream: Stream, start: int, end: int, number: int) -> list
             )
         _drop_alignment(stream, start, end)
         stream.insert_before(start, "typedef ")
-        stream.replace(name_positions[0], f"cudacpu_type_{number}")
+        dynamic = f"cudacpu_type_{number}"
+        stream.replace(name_positions[0], dynamic)
         stream.insert_after(
-            end, f" auto& {names[0]} = ::cudacpu::dynamic_shared<cudacpu_type_{number}>();"
+            end,
+            f" {_same_type(dynamic, names[0])}"
+            f" auto& {names[0]} = ::cudacpu::dynamic_shared<{dynamic}>();",
         )
     else:
         stream.insert_before(start, f"CUDACPU_SHARED({number}, ")
         references = "".join(f" auto& {name} = cudacpu_shared_{number}.{name};" for name in names)
         stream.replace(end, ")" + references)
     return names
+
+
+def _same_type(dynamic: str, name: str) -> str:
+    """Return a declaration that conflicts with one of another type for the same variable."""
+    return f"[[maybe_unused]] extern {dynamic} cudacpu_extern_shared_{name};"
 
 
 def _drop_alignment(stream: Stream, start: int, end: int) -> None:

@@ -24,7 +24,7 @@ from common.base.days import Day
 from common.base.paths import ROOT
 from common.base.toolchain import Platform, Variant
 from common.build import narrowing
-from common.cpu import backend, libraries
+from common.cpu import backend, libraries, source_warnings
 from common.cpu.rewrite import RewriteError, Variants
 from common.mutants.inlined import inlined, own_headers
 from common.mutants.outline import Declaration, outlines_of, reached_together, trimmed
@@ -79,7 +79,7 @@ class Programs:
             stdout=subprocess.DEVNULL,
             stderr=pipe,
             cwd=directory,
-            env=narrowing.environment(),
+            env=source_warnings.environment(),
         )
         try:
             _, printed = program.communicate(text, COMPILE_LIMIT)
@@ -267,8 +267,8 @@ class PartialBuilds:
         """Return the findings of `common.build.narrowing.narrowed` in the source with a change,
         with only these of its operators. Raise BuildError."""
         rewritten = self._rewritten(source, self._text(source, change), operators)
-        prepared = narrowing.prepared(rewritten, str(source))
-        command = [*self._front(), *narrowing.WARNINGS]
+        prepared = source_warnings.prepared(rewritten, str(source))
+        command = [*self._front(), *source_warnings.NARROWING]
         warnings = self._programs.run(command, prepared.encode(), self._folder / source.stem)
         return narrowing.places(warnings, self.day)
 

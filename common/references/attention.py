@@ -17,6 +17,10 @@ from common.check.draw import Draw
 # processes have a part.
 SCORES_AT_ONCE = 1 << 29
 
+# FlashAttention's exp2(score · scale - maximum) rounds once, the maximum was rounded before: the
+# exponent is off by that rounding error, which is far from 0 for larger scores.
+LARGEST_SCORE = 1e9
+
 
 def is_large(q: Tensor, k: Tensor) -> bool:
     """Return True if q (B, H, S, D) and k (B, H, T, D) have too many scores for all heads."""
@@ -32,14 +36,23 @@ def by_head(
     return tuple(torch.cat(part, 1) for part in zip(*parts, strict=True))
 
 
+def refuse_large_scores(scores: Tensor) -> None:
+    """Raise ValueError for finite scores beyond LARGEST_SCORE."""
+    largest = torch.where(scores.isinf(), 0, scores).abs().amax() if scores.numel() else 0
+    if largest > LARGEST_SCORE:
+        raise ValueError(f"scores beyond {LARGEST_SCORE:g} are not computed, got {largest:g}")
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
     """Return o (B, H, S, D) and the log-sum-exp (B, H, S), in fp32 at least, of q (B, H, S, D) and
     k, v (B, H, T, D). With a causal mask, row i uses the keys j <= i + T - S, so that the last row
-    uses all. A row without keys has o = 0 and the log-sum-exp -inf."""
+    uses all. A row without keys has o = 0 and the log-sum-exp -inf. Raise ValueError for scores
+    beyond LARGEST_SCORE."""
     if is_large(q, k):
         o, lse = by_head(attention, (q, k, v), causal)
         return o, lse
     s = q @ k.mT / q.shape[-1] ** 0.5
+    refuse_large_scores(s)
     S, T = s.shape[2:]
     hidden = torch.full((S, T), causal, dtype=torch.bool, device=q.device).triu(T - S + 1)
     s = s.masked_fill(hidden, -torch.inf)

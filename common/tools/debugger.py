@@ -115,7 +115,7 @@ def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel)
         tell("addresses", judge_addresses(ordered, watched, missing, causes))
         outcome = judge_locals(watched, missing, causes)
         if outcome.status == FAIL:
-            outcome.details += unset_locals(day, replace(platform, variant="address"))
+            outcome.details += unset_locals(day, platform)
         tell("locals", outcome)
     channel.emit(Over())
 
@@ -420,7 +420,7 @@ def _locals_anyway(
     failed = ordered.failed()
     if outcome.status != PASS or not failed:
         return outcome
-    if unset := unset_locals(day, replace(platform, variant="address")):
+    if unset := unset_locals(day, platform):
         return replace(outcome, status=FAIL, reason=unset[0], details=unset[1:])
     reason = f"cannot tell: {failed[0].rung} is wrong whatever local variables begin with"
     return replace(outcome, status=SKIP, reason=reason)

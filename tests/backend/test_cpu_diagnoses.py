@@ -4,11 +4,17 @@ run."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.backend.test_cpu_program import _run
+from common.base import toolchain
+from common.cpu import program
+from tests.cpu_programs import debug, run
 
 AS_ON_A_GPU = """\
 #include <cmath>
@@ -81,7 +87,7 @@ def test_arguments_and_names_are_as_on_a_gpu(tmp_path: Path) -> None:
     """An object is copied by its bytes, a reference is one, and a name may be the C library's."""
     source = tmp_path / "right.cu"
     source.write_text(AS_ON_A_GPU)
-    done = _run(source)
+    done = run(source)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "128 added, few destroyed",
@@ -89,7 +95,7 @@ def test_arguments_and_names_are_as_on_a_gpu(tmp_path: Path) -> None:
         "2222 cudaSuccess",
         "6, 3 copy engines, 1",
     ]
-    done = _run(source, "--", "host")
+    done = run(source, "--", "host")
     assert done.returncode == 1
     assert "argument 2 of kernel change refers to host memory" in done.stderr, done.stderr
 
@@ -115,7 +121,8 @@ int main(int argc, char** argv) {
       cudaFree(x);
       puts(cudaGetErrorString(cudaMemcpy(here, x, 32, cudaMemcpyDeviceToHost))); break;
     case 'r':
-      here[0] = total; break;
+      here[0] = total;
+      puts("read"); break;
     case 'w':
       factor = 3; break;
     case 'p':
@@ -144,8 +151,8 @@ SILENT_CASES = [
     ("void", 0, ""),
     ("copy", 0, "cudaMemcpy at {}/silent.cu:13 failed: invalid argument"),
     ("freed", 1, "argument 1 of kernel fill points to memory that was freed, at {}/silent.cu:15"),
-    ("read", None, OF_HOST),
-    ("write", None, OF_HOST),
+    ("read", None, OF_HOST + ".cu:21\n"),
+    ("write", None, OF_HOST + ".cu:24\n"),
     ("passed", 1, "argument 1 of kernel fill points to the device memory of a __device__ variable"),
     ("symbol", 0, ""),
 ]
@@ -155,16 +162,16 @@ def test_what_a_gpu_answers_with_a_wrong_number_is_named(tmp_path: Path) -> None
     source = tmp_path / "silent.cu"
     source.write_text(SILENT)
     for case, code, words in SILENT_CASES:
-        done = _run(source, "--", case)
+        done = run(source, "--", case)
         assert done.returncode == code or (code is None and done.returncode < 0), (case, done)
         expected = words.format(tmp_path)
         assert expected in done.stderr and bool(expected) is bool(done.stderr), (case, done.stderr)
     assert done.stdout == "7 16\n"
-    freed = _run(source, "--", "got freed").stdout
+    freed = run(source, "--", "got freed").stdout
     assert freed == f"invalid argument: memory that was freed, at {source}:18\n"
-    by_name = _run(source, "--", "memory by its name").stdout
+    by_name = run(source, "--", "memory by its name").stdout
     assert by_name.startswith("invalid argument: a __device__ variable: cudaMemcpyToSymbol")
-    allowed = _run(source, "--", "read", CUDACPU_DEVICE_POINTERS="allow")
+    allowed = run(source, "--", "read", CUDACPU_DEVICE_POINTERS="allow")
     assert (allowed.returncode, allowed.stderr) == (8, "")
 
 
@@ -276,25 +283,22 @@ def debugged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_debugger_names_the_cause(debugged: Path, fault: str) -> None:
-    done = _run("--sanitize", debugged, "--", fault)
     row, words = FAULTS[fault]
-    report = done.stdout
-    assert done.returncode == 1, report
-    begin = report.index(f"{row:10} FAIL")
-    assert words.format(debugged) in report[begin:], report
+    status, text = debug(debugged, fault)[row]
+    assert status == "FAIL" and words.format(debugged) in text, text
 
 
 def test_the_debugger_names_the_operation_that_came_first(debugged: Path) -> None:
-    report = _run("--sanitize", debugged, "--", "event").stdout
-    assert f"after kernel negate, launched at {debugged}:66" in report, report
-    assert "which uses the same memory" in report
+    _, text = debug(debugged, "event")["streams"]
+    assert f"after kernel negate, launched at {debugged}:66" in text, text
+    assert "which uses the same memory" in text
 
 
 @pytest.mark.parametrize("right", SOUND)
 def test_the_debugger_is_silent_about_right_programs(debugged: Path, right: str) -> None:
-    done = _run("--sanitize", debugged, "--", right)
-    assert done.returncode == 0, done.stdout
-    assert "FAIL" not in done.stdout and "nothing waits" not in done.stdout
+    rows = debug(debugged, right)
+    assert {status for status, _ in rows.values()} == {"PASS"}, rows
+    assert "nothing waits" not in rows["streams"][1]
 
 
 GRID = """\
@@ -325,8 +329,170 @@ def test_blocks_that_wait_for_the_grid_run_as_far_as_they_fit(tmp_path: Path) ->
     """160 blocks of 256 threads fit a T4, which has 40 multiprocessors for 1024 threads each."""
     source = tmp_path / "grid.cu"
     source.write_text(GRID)
-    done = _run(source, "--model", "7.5", "--", "160")
+    done = run(source, "--model", "7.5", "--", "160")
     assert (done.returncode, done.stdout) == (0, "160\n"), done.stderr
-    done = _run(source, "--model", "7.5", "--", "170")
+    done = run(source, "--model", "7.5", "--", "170")
     assert done.returncode == 1
     assert "10 block(s) have not begun: 160 are resident, as many as" in done.stderr, done.stderr
+
+
+SHARED = """\
+#include <cstdio>
+template <class T>
+__global__ void reverse(T* x) {
+  extern __shared__ T row[];
+  row[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = row[blockDim.x - 1 - threadIdx.x];
+}
+namespace other {
+__global__ void fill(int* x) {
+  extern __shared__ int row[];
+  x[threadIdx.x] = row[threadIdx.x] = threadIdx.x;
+}
+}
+int main() {
+  SECOND* x;
+  int* y;
+  cudaMalloc(&x, 256);
+  cudaMalloc(&y, 128);
+  cudaMemset(x, 0, 256);
+  reverse<<<1, 32, 128>>>((float*)x);
+  reverse<<<1, 32, 256>>>(x);
+  other::fill<<<1, 32, 128>>>(y);
+  printf("%s\\n", cudaGetErrorString(cudaDeviceSynchronize()));
+}
+"""
+
+
+def test_a_dynamic_array_has_one_type_as_for_nvcc(tmp_path: Path) -> None:
+    """Two instances of a template that declare it with their type conflict; a namespace does
+    not."""
+    source = tmp_path / "shared.cu"
+    source.write_text(SHARED)
+    done = run(source, "-D", "SECOND=float")
+    assert (done.returncode, done.stdout) == (0, "no error\n"), done.stderr
+    done = run(source, "-D", "SECOND=double")
+    assert done.returncode == 2
+    assert f"{source}:4:" in done.stderr and "conflicting declaration" in done.stderr
+
+
+HEAP = """\
+#include <cstdio>
+#include <cstdlib>
+__device__ int sum;
+struct Large { char bytes[16 << 20]; };
+__device__ void use(char* x, int n) {
+  for (int i = 0; i < 64; ++i) x[i] = i;
+  for (int i = 0; i < 64; ++i) atomicAdd(&sum, x[i ^ n]);
+}
+__global__ void allocate(size_t bytes) {
+  char* x = static_cast<char*>(malloc(bytes));
+  use(x, static_cast<int>(bytes >> 20));
+  free(x);
+}
+__global__ void look(size_t bytes) {
+  char* x = static_cast<char*>(malloc(bytes));
+  if (x) use(x, 3);
+  else sum = -1;
+  Large* large = new Large;
+  if (large) use(large->bytes, 3);
+  else sum -= 1;
+  delete large;
+  free(x);
+}
+int main(int, char** argv) {
+  if (*argv[1] == 'm') cudaDeviceSetLimit(cudaLimitMallocHeapSize, 128 << 20);
+  for (int i = 0; i < 10 && *argv[1] == 'f'; ++i) allocate<<<1, 4>>>(1 << 20);
+  if (*argv[1] == 'l') look<<<1, 1>>>(16 << 20);
+  if (*argv[1] == 'b' || *argv[1] == 'm') allocate<<<1, 1>>>(16 << 20);
+  int h = 0;
+  cudaMemcpyFromSymbol(&h, sum, sizeof h);
+  printf("%d\\n", h);
+}
+"""
+
+
+def test_the_heap_of_kernels_has_a_size(tmp_path: Path) -> None:
+    source = tmp_path / "heap.cu"
+    source.write_text(HEAP)
+    for case, output in (("freed", 10 * 4 * 2016), ("looked at", -2), ("made larger", 2016)):
+        done = run(source, "--", case)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{output}\n", "")
+    status, text = debug(source, "beyond")["addresses"]
+    assert status == "FAIL" and "through a null pointer" in text and "heap.cu:6" in text, text
+    assert "malloc returned null: 16777216 bytes do not fit the heap of kernels" in text, text
+
+
+LOCALS = """\
+#include <cstdio>
+__global__ void sums(const float* x, float* y, long n, int first) {
+  float sum;
+  if (first) sum = 0;
+  for (int i = 0; i < 64; ++i) sum += x[i];
+  int place = threadIdx.x * n / 64;
+  y[place] = sum;
+}
+int main(int argc, char**) {
+  float *x, *y, h[64];
+  cudaMalloc(&x, sizeof h);
+  cudaMalloc(&y, sizeof h);
+  cudaMemset(x, 0, sizeof h);
+  sums<<<1, 64>>>(x, y, 64, argc - 1);
+  cudaMemcpy(h, y, sizeof h, cudaMemcpyDeviceToHost);
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  cudaEventRecord(begin);
+  cudaEventRecord(end);
+  float milliseconds = 0;
+  cudaEventElapsedTime(&milliseconds, begin, end);
+  long bytes = sizeof h;
+  int small = bytes;
+  printf("%g of %d bytes\\nin %.9f ms\\n", h[5], small, milliseconds);
+}
+"""
+
+
+def test_locals_that_are_never_set_and_short_indices_are_named(tmp_path: Path) -> None:
+    """The value of an unset local changes from run to run; that of a set one does not. An index of
+    32 bits is right in a small program, which passes."""
+    source = tmp_path / "locals.cu"
+    source.write_text(LOCALS)
+    status, text = debug(source)["locals"]
+    assert status == "FAIL", text
+    assert text.startswith(f"{source}:5: variable sum may be read before it is set"), text
+    assert "zeros: 0 of 256 bytes\nnow:   -1.69474e+38 of 256 bytes" in text, text
+    rows = debug(source, "set")
+    assert {status for status, _ in rows.values()} == {"PASS"}, rows
+    assert rows["indices"][1].splitlines() == [
+        "right only for fewer than 2^31 elements:",
+        f"{source}:6: a value of long int is kept in int; static_cast says where that is meant",
+    ]
+
+
+OVERWRITTEN = """\
+#include <cstdio>
+__global__ void beyond(int* x) { for (int i = 2048; i < 3080; ++i) x[i] = 5; }
+int main() {
+  int* x;
+  cudaMalloc(&x, 8192);
+  beyond<<<1, 1>>>(x);
+  cudaDeviceSynchronize();
+  cudaFree(x);
+}
+"""
+
+
+def test_a_program_ends_that_has_overwritten_the_records_of_the_c_library(tmp_path: Path) -> None:
+    """The library aborts and holds a lock; a report that allocates must not wait for it."""
+    source = tmp_path / "overwritten.cu"
+    source.write_text(OVERWRITTEN)
+    platform = replace(toolchain.detect("cpu"), variant="trace")
+    built = program.executable([source], platform)
+    trace = {"CUDACPU_TRACE": "1", "CUDACPU_TRACE_FILE": str(tmp_path / "trace.json")}
+    done = subprocess.run(
+        [built], capture_output=True, text=True, timeout=60, env={**os.environ, **trace}
+    )
+    assert done.returncode in (-signal.SIGABRT, 128 + signal.SIGABRT), done
+    assert "written right beyond the end of an allocation of 8192 bytes" in done.stderr

@@ -13,15 +13,9 @@ import pytest
 
 from common.base.cache import cache_directory
 from common.base.paths import ROOT
+from common.cpu.findings import ROWS
 from tests import progress
-
-PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
-
-
-def _run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "common.cpu", *map(str, words)]
-    env = {**os.environ, **environment}
-    return progress.run(command, cwd=ROOT, env=env)
+from tests.cpu_programs import PROGRAMS, debug, run
 
 
 def _line_of(program: str, marker: str) -> int:
@@ -39,52 +33,52 @@ def _line_of(program: str, marker: str) -> int:
     ],
 )
 def test_a_program_runs(program: str, arguments: list[str], output: str, order: str) -> None:
-    done = _run(PROGRAMS / f"{program}.cu", "--order", order, "--", *arguments)
+    done = run(PROGRAMS / f"{program}.cu", "--order", order, "--", *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
 
 
 def test_exit_codes_and_messages_are_the_program_s() -> None:
-    done = _run(PROGRAMS / "reduce.cu")
+    done = run(PROGRAMS / "reduce.cu")
     assert (done.returncode, done.stderr) == (4, "usage: reduce N THREADS\n")
-    done = _run(PROGRAMS / "vector_add.cu", "--", "0")
+    done = run(PROGRAMS / "vector_add.cu", "--", "0")
     assert done.returncode == 3
     line = _line_of("vector_add", "// the launch")
     assert f"vector_add.cu:{line}: invalid configuration argument" in done.stderr
-    done = _run(PROGRAMS / "reduce.cu", "--", "100", "2000")
+    done = run(PROGRAMS / "reduce.cu", "--", "100", "2000")
     assert done.returncode == 3 and "invalid configuration argument" in done.stderr
 
 
 def test_threads_run_in_the_requested_order() -> None:
     source = PROGRAMS / "order.cu"
-    assert _run(source).stdout == "0123\n"
-    assert _run(source, "--order", "reverse").stdout == "3210\n"
-    shuffled = {_run(source, "--order", "random", "--seed", str(n)).stdout for n in range(3)}
+    assert run(source).stdout == "0123\n"
+    assert run(source, "--order", "reverse").stdout == "3210\n"
+    shuffled = {run(source, "--order", "random", "--seed", str(n)).stdout for n in range(3)}
     assert all(sorted(text) == sorted("0123\n") for text in shuffled) and shuffled != {"0123\n"}
-    assert _run(source, CUDACPU_ORDER="reverse").stdout == "3210\n"
-    done = _run(source, CUDACPU_ORDER="sideways")
+    assert run(source, CUDACPU_ORDER="reverse").stdout == "3210\n"
+    done = run(source, CUDACPU_ORDER="sideways")
     assert done.returncode == 2
     assert done.stderr == "CUDACPU_ORDER=sideways: must be forward, reverse or random\n"
-    done = _run(source, "--threads", "-3")
+    done = run(source, "--threads", "-3")
     assert done.returncode == 2 and "CUDACPU_THREADS=-3: must be a positive number" in done.stderr
 
 
 def test_a_fault_in_a_kernel_is_explained() -> None:
-    done = _run(PROGRAMS / "order.cu", "--", "crash")
+    done = run(PROGRAMS / "order.cu", "--", "crash")
     assert done.returncode == 1 and done.stdout == "0123\n"
     assert (
         f"order.cu:{_line_of('order', '// here')}" in done.stderr and "null pointer" in done.stderr
     )
     assert "in kernel crash" in done.stderr and "terminate called" not in done.stderr
-    done = _run(PROGRAMS / "order.cu", "--time-limit", "0.3", "--", "spin")
+    done = run(PROGRAMS / "order.cu", "--time-limit", "0.3", "--", "spin")
     assert done.returncode == 1 and "did not finish within 0.3 s" in done.stderr
     assert "--time-limit" in done.stderr
-    done = _run(PROGRAMS / "order.cu", "--time-limit", "2", "--", "spin", CUDACPU_PROGRESS="0.1")
+    done = run(PROGRAMS / "order.cu", "--time-limit", "2", "--", "spin", CUDACPU_PROGRESS="0.1")
     assert " s so far, 1 of 1 blocks begun, in kernel spin, launched at " in done.stderr
 
 
 def test_the_time_limit_counts_what_a_launch_got_of_the_cpu() -> None:
     """A busy machine, simulated by the stopped process, must not end a launch that is right."""
-    _run(PROGRAMS / "order.cu")  # built
+    run(PROGRAMS / "order.cu")  # built
     command = [sys.executable, "-m", "common.cpu", str(PROGRAMS / "order.cu")]
     command += ["--time-limit", "2", "--", "spin"]
     child = subprocess.Popen(
@@ -103,7 +97,7 @@ def test_the_time_limit_counts_what_a_launch_got_of_the_cpu() -> None:
 
 
 def test_ctrl_c_ends_a_program() -> None:
-    _run(PROGRAMS / "order.cu")  # built
+    run(PROGRAMS / "order.cu")  # built
     command = [sys.executable, "-m", "common.cpu", str(PROGRAMS / "order.cu"), "--", "spin"]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -116,7 +110,7 @@ def test_ctrl_c_ends_a_program() -> None:
 
 def test_a_built_program_runs_by_itself(tmp_path: Path) -> None:
     out = tmp_path / "sum"
-    done = _run(PROGRAMS / "reduce.cu", "-o", out)
+    done = run(PROGRAMS / "reduce.cu", "-o", out)
     assert (done.returncode, done.stdout) == (0, "")
     alone = subprocess.run([out, "1000", "128"], capture_output=True, text=True)
     assert (alone.returncode, alone.stdout) == (0, "500500\n")
@@ -142,17 +136,17 @@ def test_it_is_built_again_when_a_header_changes_and_only_then(tmp_path: Path) -
     words: list[str | Path] = [source, "-I", tmp_path / "include", "-D", "MORE=40"]
     for part in (1, 2):
         header.write_text(f"#pragma once\nconstexpr int PART = MORE + {part};\n")
-        done = _run(*words, **environment)
+        done = run(*words, **environment)
         assert done.stdout == f"{40 + part}\n", done.stderr
     built = _built("hello")
-    assert _run(*words, CXX=os.environ.get("CXX", "")).stdout == "42\n"
+    assert run(*words, CXX=os.environ.get("CXX", "")).stdout == "42\n"
     assert _built("hello") == built
 
 
 def test_a_compile_error_shows_the_user_s_line(tmp_path: Path) -> None:
     source = tmp_path / "broken.cu"
     source.write_text("__global__ void k() {}\n\nint main() {\n  k<<<1, 1>>>(undeclared);\n}\n")
-    done = _run(source)
+    done = run(source)
     assert done.returncode == 2 and done.stdout == ""
     assert "broken.cu:4:" in done.stderr and "undeclared" in done.stderr
 
@@ -168,7 +162,7 @@ LIBRARIES = {
 def test_a_library_is_refused_by_header_and_line(tmp_path: Path, name: str) -> None:
     source = tmp_path / "uses.cu"
     source.write_text(f"#include <cstdio>\n#include <{name}>\nint main() {{}}\n")
-    done = _run(source)
+    done = run(source)
     assert done.returncode == 2
     expected = f"uses.cu:2: #include <{name}>: {LIBRARIES[name]} is not available on the CPU"
     assert expected in done.stderr
@@ -176,7 +170,7 @@ def test_a_library_is_refused_by_header_and_line(tmp_path: Path, name: str) -> N
 
 
 def test_cublas_multiplies_as_plain_loops_do() -> None:
-    done = _run(PROGRAMS / "blas.cu", "-lcublas", "-lcublasLt")
+    done = run(PROGRAMS / "blas.cu", "-lcublas", "-lcublasLt")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 of 2149713 wrong\n", "")
 
 
@@ -210,25 +204,25 @@ trimmed 0 0
 
 @pytest.mark.parametrize("streams", ["early", "late"])
 def test_nodes_of_graphs_allocate_and_free(streams: str) -> None:
-    done = _run(PROGRAMS / "graph_memory.cu", "--streams", streams)
+    done = run(PROGRAMS / "graph_memory.cu", "--streams", streams)
     assert (done.returncode, done.stdout, done.stderr) == (0, GRAPH_MEMORY, "")
 
 
 def test_curand_draws_nvidia_s_numbers() -> None:
-    done = _run(PROGRAMS / "random_numbers.cu", "-lcurand")
+    done = run(PROGRAMS / "random_numbers.cu", "-lcurand")
     assert (done.returncode, done.stdout, done.stderr) == (0, RANDOM_NUMBERS, "")
 
 
 def test_thrust_runs_beside_kernels() -> None:
-    done = _run(PROGRAMS / "thrust_sort.cu")
+    done = run(PROGRAMS / "thrust_sort.cu")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 999 332833500 499500\n", "")
 
 
 def test_cub_s_collectives_and_algorithms() -> None:
     for order in ("forward", "reverse", "random"):
-        done = _run(PROGRAMS / "cub.cu", "--order", order)
+        done = run(PROGRAMS / "cub.cu", "--order", order)
         assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
-    done = _run(PROGRAMS / "cub.cu", "--", "few")
+    done = run(PROGRAMS / "cub.cu", "--", "few")
     assert "cub::BlockLoad for 96 threads is used by a block of 64" in done.stderr
     assert f"cub.cu:{_line_of('cub', 'Load(shared.load)')}" in done.stderr
 
@@ -255,7 +249,7 @@ int main() {
 
 def test_storage_of_cub_that_is_used_again_without_a_barrier_is_a_race(tmp_path: Path) -> None:
     (tmp_path / "reused.cu").write_text(REUSED)
-    done = _run(tmp_path / "reused.cu", "--sanitize")
+    done = run(tmp_path / "reused.cu", "--sanitize")
     assert done.returncode == 1 and "orders     FAIL" in done.stdout
     assert "of __shared__ Reduce::TempStorage temp" in done.stdout, done.stdout
     assert "reused.cu:6:" in done.stdout and "reused.cu:7:" in done.stdout
@@ -311,13 +305,13 @@ def test_files_that_are_no_cu_are_the_host_compiler_s(tmp_path: Path) -> None:
     (tmp_path / "main.cu").write_text(
         '#include <cstdio>\nint host(int);\nint main() { printf("%d\\n", host(9)); }\n'
     )
-    done = _run(*(tmp_path / name for name in ("main.cu", "host.cpp", "more.c")))
+    done = run(*(tmp_path / name for name in ("main.cu", "host.cpp", "more.c")))
     assert (done.stdout, done.stderr) == ("906\n", "")
 
 
 def test_libcudacxx_in_cpp17_and_functions_of_earlier_toolkits(tmp_path: Path) -> None:
     (tmp_path / "earlier.cu").write_text(CPP17)
-    done = _run(tmp_path / "earlier.cu")
+    done = run(tmp_path / "earlier.cu")
     assert (done.stdout, done.stderr) == ("0 32 65 7 4\n", "")
 
 
@@ -353,17 +347,17 @@ def test_numbers_of_memory_that_nothing_has_written_are_named_where_they_reach_t
     source = tmp_path / "unset.cu"
     source.write_text(UNSET)
     for words in (("float", "3"), ("double", "3")):
-        done = _run(source, "--", *words)
+        done = run(source, "--", *words)
         size = 256 if words[0] == "float" else 512
         assert done.returncode == 0
         assert f"some of the numbers that a copy of {size} bytes brought to the host" in done.stderr
-    done = _run(source, "--", "float", "3", CHECK_RESULT="1")
+    done = run(source, "--", "float", "3", CHECK_RESULT="1")
     assert done.returncode == -signal.SIGABRT
     assert "h[0] == 0" in done.stderr and "brought to the host" in done.stderr
-    done = _run(source, "--sanitize", "--", "float", "3")
+    done = run(source, "--sanitize", "--", "float", "3")
     assert "waits      PASS" in done.stdout and "unwritten  FAIL" in done.stdout, done.stdout
     for words in (("float", "0"), ("double", "0"), ("int", "0"), ("int", "3"), ("int", "-1")):
-        assert _run(source, "--", *words).stderr == ""
+        assert run(source, "--", *words).stderr == ""
 
 
 FORGOTTEN = """\
@@ -388,45 +382,45 @@ def test_an_array_that_no_kernel_got_is_named_where_it_reaches_the_host(tmp_path
     source = tmp_path / "forgotten.cu"
     source.write_text(FORGOTTEN)
     for array in "0234":
-        done = _run(source, "--", array)
+        done = run(source, "--", array)
         said = "a copy of 128 bytes brought memory to the host that nothing has written"
         assert (done.returncode, said in done.stderr) == (0, array == "4"), done.stderr
-    assert _run(source, "--", "0", CUDACPU_HOST_POINTERS="allow").stderr == ""
-    done = _run("--sanitize", source, "--", "4")
+    assert run(source, "--", "0", CUDACPU_HOST_POINTERS="allow").stderr == ""
+    done = run("--sanitize", source, "--", "4")
     assert f"unwritten  FAIL  {said}" in done.stdout and done.stdout.count("FAIL") == 1
-    assert "FAIL" not in _run("--sanitize", source, "--", "3").stdout
+    assert "FAIL" not in run("--sanitize", source, "--", "3").stdout
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_host_code_that_follows_a_device_pointer_is_named(when: str) -> None:
-    done = _run(PROGRAMS / "host_access.cu", "--", when)
+    done = run(PROGRAMS / "host_access.cu", "--", when)
     assert done.returncode == -signal.SIGSEGV and done.stdout == ""
     line = _line_of("host_access", f"// {when} a kernel")
     assert "host code accessed device memory" in done.stderr
     assert f"host_access.cu:{line}\n" in done.stderr and "cudaMemcpy" in done.stderr
-    done = _run(PROGRAMS / "host_access.cu", "--", when, CUDACPU_DEVICE_POINTERS="allow")
+    done = run(PROGRAMS / "host_access.cu", "--", when, CUDACPU_DEVICE_POINTERS="allow")
     assert done.returncode in (0, 1) and done.stderr == ""
 
 
 def test_host_code_may_use_managed_and_pinned_memory() -> None:
-    done = _run(PROGRAMS / "host_access.cu", "--", "never")
+    done = run(PROGRAMS / "host_access.cu", "--", "never")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_a_source_that_is_missing_is_named(tmp_path: Path) -> None:
     source = tmp_path / "main.cu"
     source.write_text("float elsewhere(float x);\nint main() { return elsewhere(1) > 0; }\n")
-    done = _run(source)
+    done = run(source)
     assert done.returncode == 2
     assert done.stderr.startswith("no source defines elsewhere(float)\n"), done.stderr
 
 
 def test_bad_usage_is_explained() -> None:
-    done = _run("nowhere.cu")
+    done = run("nowhere.cu")
     assert done.returncode == 2 and "source: nowhere.cu is not a file" in done.stderr
-    done = _run(PROGRAMS / "order.cu", "extra")
+    done = run(PROGRAMS / "order.cu", "extra")
     assert done.returncode == 2 and "source: extra is not a file" in done.stderr
-    done = _run(PROGRAMS / "order.cu", "--extra")
+    done = run(PROGRAMS / "order.cu", "--extra")
     assert done.returncode == 2 and "unrecognized arguments: --extra" in done.stderr
 
 
@@ -486,7 +480,7 @@ def test_spellings_that_nvcc_takes(tmp_path: Path) -> None:
     (tmp_path / "more.cpp").write_text("int helper(int x) {\n#ifdef _OPENMP\nreturn x;\n#endif\n}")
     words: list[str | Path] = [tmp_path / "main.cu", tmp_path / "more.cpp"]
     words += ["-I", tmp_path / "include", "-DSHIFT=100"]
-    done = _run(*words, "-Xcompiler", "-fopenmp", "-std=c++17", "-L", tmp_path)
+    done = run(*words, "-Xcompiler", "-fopenmp", "-std=c++17", "-L", tmp_path)
     assert (done.stdout, done.stderr) == ("1 0 0\n1 1 8  107 100 0 2 invalid argument\n", "")
 
 
@@ -528,7 +522,7 @@ def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
     source.write_text(SILENT)
 
     def run(case: str, **environment: str) -> tuple[int, str, str]:
-        done = _run(source, "--", case, **environment)
+        done = run(source, "--", case, **environment)
         return done.returncode, done.stdout, done.stderr
 
     code, _, text = run("beyond")
@@ -584,13 +578,13 @@ int main() {
 def test_a_wrong_sum_of_a_warp_that_does_not_wait_is_named(tmp_path: Path) -> None:
     source = tmp_path / "sum.cu"
     source.write_text(LAST_WARP)
-    done = _run(source)
+    done = run(source)
     assert (done.returncode, done.stdout) == (0, "6\n"), "GPUs before Volta print 10"
     assert done.stderr.startswith(f"CUDA on CPU: {source}:4: ") and "__syncwarp()" in done.stderr
     assert done.stderr.count("\n") == 1
     waits = LAST_WARP.replace("v[t] += v[t + 1];", "__syncwarp(3);\n  v[t] += v[t + 1];")
     source.write_text(waits)
-    done = _run(source)
+    done = run(source)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -627,12 +621,12 @@ def test_a_failed_assert_is_an_error_of_every_later_call(tmp_path: Path) -> None
     source = tmp_path / "asserts.cu"
     source.write_text(ASSERTS)
     for streams in ("early", "late"):
-        done = _run(source, CUDACPU_STREAMS=streams)
+        done = run(source, CUDACPU_STREAMS=streams)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "7 710 cudaErrorAssert 710 710 710 710 710 710 0\n", done.stdout
         assert done.stderr.startswith("CUDA on CPU: assertion failed in set: threadIdx.x >= least")
         assert "asserts.cu:5" in done.stderr and "launched at" in done.stderr
-    done = _run("--sanitize", source)
+    done = run("--sanitize", source)
     assert done.returncode == 1
     assert "waits      FAIL  in forward order: assertion failed in set" in done.stdout, done.stdout
 
@@ -697,25 +691,12 @@ def test_the_debugger_finds_what_is_planted_in_a_program(tmp_path: Path) -> None
     source = tmp_path / "faulty.cu"
     source.write_text(FAULTY)
 
-    def rows(fault: str) -> dict[str, tuple[str, str]]:
-        done = _run("--sanitize", source, "--", fault)
-        found: dict[str, tuple[str, str]] = {}
-        for line in done.stdout.splitlines():
-            if not line.startswith(" "):
-                name, status, text = line.split(None, 2)
-                found[name] = (status, text)
-            else:
-                found[name] = (status, found[name][1] + line)
-        failed = [name for name, (status, _) in found.items() if status == "FAIL"]
-        assert done.returncode == (1 if failed else 0), done.stdout + done.stderr
-        return found
-
-    good = rows("nothing")
+    good = debug(source, "nothing")
     assert {status for status, _ in good.values()} == {"PASS"}, good
-    assert list(good) == ["orders", "streams", "waits", "addresses", "races", "unwritten"]
+    assert set(good) == {*ROWS, "streams"}
     for fault, (row, words) in FAULTS.items():
-        status, text = rows(fault)[row]
-        assert status == "FAIL" and words in text, f"{fault}: {rows(fault)}"
+        rows = debug(source, fault)
+        assert rows[row][0] == "FAIL" and words in rows[row][1], f"{fault}: {rows}"
 
 
 RIGHT, ZERO = "1001000\n", "0\n"
@@ -740,20 +721,20 @@ def test_streams_are_late_where_a_wait_is_missing(case: str) -> None:
     """Only then: the same program with all its waits, and both in the ordinary mode, are right."""
     source = PROGRAMS / "streams.cu"
     for way in ("right", "wrong"):
-        done = _run(source, "--", case, way)
+        done = run(source, "--", case, way)
         assert (done.returncode, done.stdout, done.stderr) == (0, RIGHT, "")
     for order in ("forward", "random"):
-        done = _run(source, "--streams", "late", "--order", order, "--", case, "right")
+        done = run(source, "--streams", "late", "--order", order, "--", case, "right")
         assert (done.returncode, done.stdout, done.stderr) == (0, RIGHT, "")
     output, words = LATE[case]
-    done = _run(source, "--streams", "late", "--", case, "wrong")
+    done = run(source, "--streams", "late", "--", case, "wrong")
     assert done.stdout == output and words in done.stderr and bool(words) == bool(done.stderr)
     assert done.returncode == (case == "freed")
 
 
 def test_a_late_kernel_fails_where_the_host_waits_for_it() -> None:
     for streams, output in (("early", ""), ("late", "launched\n")):
-        done = _run(PROGRAMS / "streams.cu", "--streams", streams, "--", "error", "right")
+        done = run(PROGRAMS / "streams.cu", "--streams", streams, "--", "error", "right")
         assert (done.returncode, done.stdout) == (1, output)
         line = _line_of("streams", "// the launch")
         assert "illegal memory access" in done.stderr
@@ -761,19 +742,18 @@ def test_a_late_kernel_fails_where_the_host_waits_for_it() -> None:
 
 
 def test_the_debugger_runs_a_program_with_late_streams() -> None:
-    def row(case: str, way: str) -> str:
-        done = _run("--sanitize", PROGRAMS / "streams.cu", "--", case, way)
-        text = done.stdout[done.stdout.index("streams") : done.stdout.index("\nwaits ")]
-        assert done.returncode == ("FAIL" in text), done.stdout
-        return text
+    def row(case: str, way: str) -> tuple[str, str]:
+        return debug(PROGRAMS / "streams.cu", case, way)["streams"]
 
-    assert row("two streams", "right").split()[1:2] == ["PASS"]
-    wrong = row("two streams", "wrong")
-    assert "FAIL  another output with late streams than in forward order" in wrong
-    assert "forward: 1001000\n" in wrong and wrong.endswith("now:     0")
-    assert "FAIL  with late streams: used after it was freed" in row("freed", "wrong")
-    unfinished = row("unfinished", "wrong")
-    assert "PASS" in unfinished and "nothing waits for kernel twice, launched at" in unfinished
+    assert row("two streams", "right")[0] == "PASS"
+    status, text = row("two streams", "wrong")
+    assert status == "FAIL"
+    assert text.startswith("another output with late streams than in forward order")
+    assert "forward: 1001000\n" in text and text.endswith("now:     0")
+    status, text = row("freed", "wrong")
+    assert status == "FAIL" and text.startswith("with late streams: used after it was freed")
+    status, text = row("unfinished", "wrong")
+    assert status == "PASS" and "nothing waits for kernel twice, launched at" in text
 
 
 def test_the_profiler_counts_a_program_s_accesses(tmp_path: Path) -> None:
@@ -784,7 +764,7 @@ def test_the_profiler_counts_a_program_s_accesses(tmp_path: Path) -> None:
         "int main() { float *x, *y; cudaMalloc(&x, 1024); cudaMalloc(&y, 128);\n"
         '  copy<<<1, 32>>>(x, y); puts("done"); return 3; }\n'
     )
-    done = _run("--profile", source)
+    done = run("--profile", source)
     assert (done.returncode, done.stderr) == (3, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "done"
@@ -824,7 +804,7 @@ def test_the_profiler_counts_the_loads_that_a_fragment_takes_on_a_gpu(tmp_path: 
         f"int main() {{\n  char* out;\n  cudaMalloc(&out, 32);\n{launches}"
         "  return cudaDeviceSynchronize();\n}\n"
     )
-    done = _run("--profile", source)
+    done = run("--profile", source)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line.split() for line in done.stdout.splitlines() if line.lstrip().startswith("load<")]
     assert [int(row[-1]) for row in rows] == list(FRAGMENTS.values()), done.stdout

@@ -4,17 +4,13 @@ Guide ("Texture Fetching"): the sampled elements, and the interpolation of neigh
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from common.base.paths import ROOT
+from tests.cpu_programs import PROGRAMS, run
 
-SOURCE = Path(__file__).resolve().parent.parent / "programs" / "textures.cu"
+SOURCE = PROGRAMS / "textures.cu"
 WRAP, CLAMP, MIRROR, BORDER = range(4)
 POINT, LINEAR = range(2)
 ARRAY, PITCH_2D = 0, 3
@@ -22,14 +18,9 @@ TEXELS = (10.0, 20.0, 40.0, 80.0)
 BORDER_COLOUR = 5.0
 
 
-def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "common.cpu", SOURCE, *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ})
-
-
 @cache
 def _lines() -> dict[str, list[str]]:
-    done = _run()
+    done = run(SOURCE)
     assert (done.returncode, done.stderr) == (0, "")
     return {name: words for name, *words in map(str.split, done.stdout.splitlines())}
 
@@ -168,7 +159,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_no_texture_can_answer_ends_the_kernel(fault: str) -> None:
-    done = _run("--", fault)
+    done = run(SOURCE, "--", fault)
     words, code = FAULTS[fault]
     source = SOURCE.read_text().splitlines()
     line = next(i for i, row in enumerate(source, 1) if code in row)
@@ -177,7 +168,7 @@ def test_what_no_texture_can_answer_ends_the_kernel(fault: str) -> None:
 
 
 def test_a_texture_that_is_longer_than_its_memory_is_found() -> None:
-    done = _run("--sanitize", "--", "beyond")
+    done = run(SOURCE, "--sanitize", "--", "beyond")
     assert done.returncode == 1
     row = done.stdout[done.stdout.index("\naddresses") : done.stdout.index("\nraces")]
     assert "FAIL" in row and "beyond the end of an allocation of 16 bytes" in row, done.stdout
@@ -195,7 +186,7 @@ def test_what_has_no_texture_is_an_error() -> None:
 
 def test_the_debugger_finds_nothing_in_them() -> None:
     """The address mode defines fetches outside of a texture."""
-    done = _run("--sanitize")
+    done = run(SOURCE, "--sanitize")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [row.split() for row in done.stdout.splitlines()]
     found = {row[0]: row[1] for row in rows if len(row) > 1}

@@ -12,6 +12,7 @@ from common.base.declaration import Case, Cost, Problem, Rung, grid
 from common.check.random_case import (
     LARGEST,
     SEED_VARIABLE,
+    huge_case,
     long_case,
     random_case,
     random_cases,
@@ -136,3 +137,37 @@ def test_a_shape_that_the_reference_does_not_know_is_left_out(raised: type[Excep
     assert check_rung(problem, problem.rungs[0], lambda x: 2 * x, FakeBackend()).failure is None
     drawn = random_cases(FEW, f"double {session_seed()}")
     assert drawn and {case.shape for case in drawn} <= set(evaluated)
+
+
+def test_a_rung_that_is_wrong_beyond_1e30_is_rejected() -> None:
+    problem = doubling(lambda x: 2 * x)
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x.clamp(-1e30, 1e30)
+
+    found = check_rung(problem, problem.rungs[0], limited, FakeBackend())
+    assert found.failure is not None and "float32 huge, a random case" in str(found.failure)
+
+
+@pytest.mark.parametrize(
+    "reference", [lambda x: x * x, lambda x: x * (x * x).mean().rsqrt()], ids=["square", "norm"]
+)
+def test_values_that_overflow_in_pytorch_as_well_are_left_out(
+    reference: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Their square is infinite in float32, and the norm by it 0 instead of about 1."""
+    problem = doubling(reference)
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        return reference(x.clamp(-1e18, 1e18))
+
+    found = check_rung(problem, problem.rungs[0], limited, FakeBackend())
+    assert found.failure is None, str(found.failure)
+
+
+def test_huge_values_are_of_dtypes_that_hold_them() -> None:
+    assert {case.dtype for seed in range(50) if (case := huge_case(CASES, seed))} == {
+        "float32",
+        "bfloat16",
+    }
+    assert huge_case(grid([(3,), (99,)], ["float16", "int32"]), 1) is None

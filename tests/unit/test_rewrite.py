@@ -225,8 +225,11 @@ def test_dynamic_shared_variables() -> None:
     )
     assert re.sub(r" +", " ", got).endswith(
         "typedef float4 cudacpu_type_0[][3]; "
+        "[[maybe_unused]] extern cudacpu_type_0 cudacpu_extern_shared_v; "
         "auto& v = ::cudacpu::dynamic_shared<cudacpu_type_0>(); "
-        "typedef double cudacpu_type_1[]; auto& d = ::cudacpu::dynamic_shared<cudacpu_type_1>(); }"
+        "typedef double cudacpu_type_1[]; "
+        "[[maybe_unused]] extern cudacpu_type_1 cudacpu_extern_shared_d; "
+        "auto& d = ::cudacpu::dynamic_shared<cudacpu_type_1>(); }"
     )
 
 
@@ -467,6 +470,8 @@ REFUSED = [
     ('void f() {\n  asm volatile("ret;");\n}', 2, "inline PTX"),
     ('#define RET asm("ret;")', 1, "inline PTX"),
     ('#if SOMETHING_UNKNOWN\nasm("ret;");\n#endif', 2, "inline PTX"),
+    ("#define START cuInit(0)\nvoid f() { START; }", 2, "macro START: cuInit(): the CUDA driver"),
+    ("#define A cuInit(0)\n#define B A\nvoid f() { B; }", 3, "macro B: macro A: cuInit()"),
     ("\n#include <cub/cub.cuh>", 2, "CUB"),
     ('#include "cublas_v2.h"', 1, "cuBLAS"),
     ("__global__ void f() {\n  g<<<1, 2>>>(); }", 2, "device code"),
@@ -496,6 +501,11 @@ def test_what_is_refused_with_its_line(text: str, line: int, what: str) -> None:
     assert (error.file, error.line) == ("day.cu", line)
     assert str(error).startswith(f"day.cu:{line}: ")
     assert what in str(error)
+
+
+def test_a_macro_that_nothing_uses_may_call_what_is_missing() -> None:
+    text = "#define START cuInit(0)\n#define TRY(x) ((x) == 0 ? 0 : cuGetErrorName(x))\n"
+    assert _rewritten(text) == text
 
 
 def test_functions_of_the_project_may_have_cuda_like_names() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def test_the_table_has_the_fastest_first_and_what_is_missing() -> None:
         ["PyTorch", "2.00 ms", "1500 GB/s", "2.00×"],
     ]
     assert untimed(outcome) == ["Liger: not installed: …"]
-    assert RungOutcome.from_json(outcome.to_json()) == outcome
+    assert RungOutcome.from_json(asdict(outcome)) == outcome
 
 
 def test_a_report_names_the_versions(installed: Path) -> None:

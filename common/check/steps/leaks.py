@@ -1,10 +1,16 @@
-"""Look for memory, streams, events and files that calls do not free or close."""
+"""Look for memory, of the device and of the host, streams, events and files that calls do not free
+or close."""
 
 from __future__ import annotations
 
+import gc
+from itertools import pairwise
+
 from common.check.call import Failure
-from common.check.host_state import descriptors
+from common.check.host_state import descriptors, host_memory
 from common.check.steps.case_run import CaseRun
+
+_CALLS = 4  # in a row that must leave more memory each: one may fill a cache
 
 
 def leaks(run: CaseRun) -> Failure | None:
@@ -38,4 +44,26 @@ def leaks(run: CaseRun) -> Failure | None:
                 f"a leak: each call leaves {left}",
                 [f"{numbers[-1]} more {counted} after each call"],
             )
-    return None
+    # On a GPU the driver allocates as well; the same launchers are checked on the CPU.
+    return _host_memory(run) if run.backend.name == "cpu" else None
+
+
+def _host_memory(run: CaseRun) -> Failure | None:
+    """Report host memory that each of several calls leaves allocated, also after Python has
+    collected its own."""
+    growth = 0
+    for collects in (False, True):
+        held = []
+        for _ in range(_CALLS):
+            _, failure = run.attempt(run.first, compare_values=False)
+            if failure is not None:
+                return failure
+            if collects:
+                gc.collect()
+            held.append(host_memory())
+        growth = min(after - before for before, after in pairwise(held))
+        if growth <= 0:
+            return None
+    return Failure(
+        "a leak: each call leaves host memory allocated", [f"{growth} more bytes after each call"]
+    )

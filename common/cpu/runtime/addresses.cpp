@@ -153,7 +153,7 @@ std::string users_line(void* pc) {
 void check_access(const void* address, size_t bytes, bool write, Site site) {
   auto number = reinterpret_cast<uintptr_t>(address);
   if (number < kNullPage)  // which has no shadow; elsewhere, the fault would have no line
-    trap(site, "illegal memory access through a null pointer (address 0x%zx)", number);
+    trap(site, "%s", through_null(number).c_str());
   if (__asan_region_is_poisoned(const_cast<void*>(address), bytes))
     out_of_bounds(address, bytes, write, format("%s:%d", site.file, site.line));
 }

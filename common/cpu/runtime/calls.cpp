@@ -9,6 +9,7 @@
 #include "pytorch.cpp"
 #include "device_pages.cpp"
 #include "memory.cpp"
+#include "device_heap.cpp"
 #include "memory_pool.cpp"
 #include "volume.cpp"
 #include "array.cpp"

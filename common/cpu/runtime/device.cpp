@@ -82,6 +82,11 @@ size_t* limit_of(cudaLimit limit) {
 }
 
 }  // namespace
+
+size_t device_heap_bytes() {
+  return heap_limit;
+}
+
 }  // namespace cudacpu
 
 using namespace cudacpu;

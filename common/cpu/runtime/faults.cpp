@@ -183,7 +183,7 @@ std::string explain_fault(const Worker& worker) {
       else if (const ResidentBlock* block = worker.closed_arena_at(fault.address))
         text = explain_closed_arena(*block);
       else if (address < 65536)
-        text = format("illegal memory access through a null pointer (address 0x%zx)", address);
+        text = through_null(address);
       else
         text = format("illegal memory access at address 0x%zx", address);
       break;

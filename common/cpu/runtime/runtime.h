@@ -832,6 +832,15 @@ bool shares_memory();
 // Stop sharing the memory at this address, which is about to be freed.
 void stop_sharing(void* address);
 
+// ------------------------------------------------------------------ device_heap.cpp
+
+size_t device_heap_bytes();  // cudaLimitMallocHeapSize; in device.cpp
+// Return true for memory that a kernel has allocated, also after it was freed: a GPU's heap holds
+// no memory of the host.
+bool is_in_heap(uintptr_t address);
+// The message on an access to an address near null. If the heap was found full, it says so.
+std::string through_null(uintptr_t address);
+
 // ------------------------------------------------------------------ print.cpp
 
 void write_printed(Launch& launch);

@@ -9,7 +9,6 @@
 #include <link.h>
 #include <pthread.h>
 
-#include <map>
 #include <unordered_map>
 
 namespace cudacpu::trace {
@@ -78,13 +77,6 @@ Range find_thread_locals() {
   add(&entry_pending, sizeof entry_pending), add(&polled, sizeof polled);
   add(&last_finding, sizeof last_finding);
   return found;
-}
-
-// Memory that kernels have allocated: where each begins and ends. It is never taken out, since a
-// GPU's heap is no place for the host's memory.
-std::map<uintptr_t, uintptr_t>& heap() {
-  static auto& instance = *new std::map<uintptr_t, uintptr_t>;
-  return instance;
 }
 
 // ------------------------------------------------------------------ sites
@@ -168,14 +160,6 @@ bool is_tracing() {
   return current && running.thread;
 }
 
-void* in_heap(void* memory, size_t bytes) {
-  if (memory && is_tracing()) {
-    const auto begin = reinterpret_cast<uintptr_t>(memory);
-    heap()[begin] = begin + bytes;
-  }
-  return memory;
-}
-
 bool looks_for_races() {
   return is_tracing() && mode() == Mode::kRaces;
 }
@@ -257,11 +241,6 @@ Mode mode() {
 
 bool is_on() {
   return mode() != Mode::kOff;
-}
-
-bool is_in_heap(uintptr_t address) {
-  auto after = heap().upper_bound(address);
-  return after != heap().begin() && address < std::prev(after)->second;
 }
 
 const AccessSite& site_at(uint32_t number) {
@@ -499,16 +478,7 @@ void __tsan_write_range(void* address, size_t bytes) {
   on_access(address, bytes, Kind::kWrite, false, CUDACPU_PC);
 }
 
-// Calls of these, which backend.ldflags renames. What a kernel allocates is the device's.
-void* __wrap_malloc(size_t bytes) {
-  return in_heap(malloc(bytes), bytes);
-}
-void* __wrap__Znwm(size_t bytes) {
-  return in_heap(operator new(bytes), bytes);
-}
-void* __wrap__Znam(size_t bytes) {
-  return in_heap(operator new[](bytes), bytes);
-}
+// Calls of these, which backend.ldflags renames.
 void* __wrap_memcpy(void* to, const void* from, size_t bytes) {
   on_access(from, bytes, Kind::kRead, false, CUDACPU_PC);
   on_access(to, bytes, Kind::kWrite, false, CUDACPU_PC);

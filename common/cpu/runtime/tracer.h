@@ -40,9 +40,6 @@ struct Access {
   bool is_store = false;     // atomic, and reads nothing
 };
 
-// Return true for memory that a kernel has allocated.
-bool is_in_heap(uintptr_t address);
-
 // The launch that runs.
 struct TracedLaunch {
   Launch* launch = nullptr;
