@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from common.base.options import TIME_LIMIT, RunOptions
 from common.base.paths import DAYS
+from common.base.refusal import CommandError
 
 EXAMPLES = """\
 examples:
@@ -27,6 +28,7 @@ examples:
   python run_day.py 1-14              a range; lists work too: 1,3,5-7
   python run_day.py softmax           every day about a topic
   python run_day.py all --no-bench    check all days, time none
+  python run_day.py 27 --rivals       beside the libraries that experts use
   python run_day.py 5 --device cpu    without a GPU, from the same source
   python run_day.py 5 --device cpu --model 8.6
                                       the CPU backend as an RTX 3090
@@ -185,6 +187,12 @@ def parser() -> Parser:
     )
     how.add_argument(
         "--no-bench", dest="bench", action="store_false", help="check, but time nothing"
+    )
+    how.add_argument(
+        "--rivals",
+        action="store_true",
+        help="on a GPU, also time the libraries that experts use, where they are installed: "
+        "FlashAttention-4, quack, CUB and others; of one that is not, show the command",
     )
     how.add_argument(
         "-j",
@@ -411,6 +419,10 @@ def check(p: Parser, args: argparse.Namespace) -> None:
         p.error("--arch goes with --compile-only")
     if args.model and (args.mode == "compile-only" or args.device == "cuda"):
         p.error("--model is the card that the CPU backend plays: it goes with --device cpu")
+    if args.rivals and (args.device == "cpu" or args.quick or not args.bench):
+        p.error("--rivals are timed on a GPU: not with --device cpu, --quick or --no-bench")
+    if args.rivals and (args.mode != "run" or args.practice):
+        p.error("--rivals are timed beside a day's own rungs: only when days are checked and timed")
     if args.model and args.write:
         p.error("--write stores the results of this machine: not with --model")
     check_mutants(p, args)
@@ -472,6 +484,16 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     args = p.parse_intermixed_args(argv)
     check(p, args)
+    try:
+        return execute(p, args)
+    except CommandError as error:
+        for line in error.args:
+            print(f"run_day.py: {line}", file=sys.stderr)
+        return error.code
+
+
+def execute(p: Parser, args: argparse.Namespace) -> int:
+    """Do what the options request and return the exit code. Raise CommandError."""
     if not args.bench or args.practice or args.mode in ("mutants", "sanitize", "draw"):
         # Nothing is timed. PyTorch's threads then sleep as soon as they have nothing to do, instead
         # of keeping a core busy for a while, which the CPU backend's threads and compilers need.
@@ -489,24 +511,33 @@ def main(argv: list[str] | None = None) -> int:
 
         return editor.main(root.parent)
     if args.diff:
-        from common.run.reports import show_diff
+        from common.run import reports
 
         first, second = args.diff
-        return show_diff(args.selected, first, second, root, colour=args.colour)
+        return reports.show_diff(args.selected, first, second, root, args.colour)
     if args.new:
         number, title = args.new
         return new_day(number, title, root)
     if args.compare:
-        return compare_reports(args, root)
+        from common.run import reports
+
+        (old, new), threshold = args.compare, args.threshold / 100
+        return reports.compare_reports(old, new, threshold, args.html, root, args.colour)
     if args.merge or args.source or ((args.write or args.html) and not args.selected):
-        return use_reports(args, root)
+        from common.run import reports
+
+        files = args.merge or ([args.source] if args.source else [])
+        store_in = root.parent if args.write else None
+        return reports.use_reports(files, store_in, args.json, args.colour, args.html, root)
     if args.practice:
         return practise(args, options)
     if not args.selected:
         if args.mode != "run" or args.json:
             p.error("name a day, a range, a topic, or all; --list shows what there is")
-        return where_we_are(root)
+        from common.run.selection import overview
 
+        print(overview(root))
+        return 0
     if args.mode == "mutants":
         return mutants(args, options)
 
@@ -517,26 +548,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def practise(args: argparse.Namespace, options: RunOptions) -> int:
     """Run `--practice` and the options that belong to it."""
-    if args.in_process:
-        from common.run import under_debugger
-
-        return under_debugger.run(options, args.practice)
     from common.run import practising
 
+    if args.in_process:
+        return practising.debug(options, args.practice)
     wish = practising.Wish(args.practice, **{name: getattr(args, name) for name in LEARNER})
     return practising.practise(options, wish)
-
-
-def where_we_are(root: Path) -> int:
-    """Show how far the learner has come, and what to do next."""
-    from common.run.selection import SelectionError, overview
-
-    try:
-        print(overview(root))
-    except SelectionError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def mutants(args: argparse.Namespace, options: RunOptions) -> int:
@@ -550,13 +567,9 @@ def mutants(args: argparse.Namespace, options: RunOptions) -> int:
 
 def list_days(selected: list[str], root: Path) -> int:
     """Run `--list`."""
-    from common.run.selection import SelectionError, listing
+    from common.run.selection import listing
 
-    try:
-        text, broken = listing(selected, root)
-    except SelectionError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return 2
+    text, broken = listing(selected, root)
     if text:
         print(text)
     for each in broken:
@@ -566,40 +579,12 @@ def list_days(selected: list[str], root: Path) -> int:
 
 def new_day(number: str, title: str, root: Path) -> int:
     """Run `--new`."""
-    from common.run.new_day import NewDayError
     from common.run.new_day import new_day as make
 
-    try:
-        made = make(number, title, root)
-    except NewDayError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return 2
-    for path in made:
+    for path in make(number, title, root):
         print(f"wrote {path}")
     print(f"next: python run_day.py {int(number)} --device cpu")
     return 0
-
-
-def use_reports(args: argparse.Namespace, root: Path) -> int:
-    """Run `--merge`, `--write --from`, and `--write` or `--html` alone."""
-    from common.run import reports
-
-    return reports.use_reports(
-        args.merge or ([args.source] if args.source else []),
-        root.parent if args.write else None,
-        args.json,
-        args.colour,
-        args.html,
-        root,
-    )
-
-
-def compare_reports(args: argparse.Namespace, root: Path) -> int:
-    """Run `--compare`."""
-    from common.run import reports
-
-    old, new = args.compare
-    return reports.compare_reports(old, new, args.threshold / 100, args.html, root, args.colour)
 
 
 def replace_closed_streams() -> None:

@@ -1,8 +1,7 @@
 """Count how many public programs, written elsewhere, run on the CPU backend.
 
-    python -m tests.other_programs FOLDER [--jobs 2] [--seconds 240] [--json REPORT] [PART ...]
+    python -m tests.other_programs FOLDER [--jobs 2] [--seconds 240] [PART ...]
     python -m tests.other_programs FOLDER --all-of cuda-samples
-    python -m tests.other_programs FOLDER --draw 40 --seed 2 --without cuda-samples
 
 FOLDER contains clones of the repositories of other_programs.toml, each in a folder of its name, at
 the commit that is named there. A line for each program shows its outcome: it ended with 0, it
@@ -11,15 +10,13 @@ not end in time. Programs known not to end with 0 are in the table with the reas
 counted separately. PART: only programs whose path contains one of these.
 
 --all-of runs all programs of one repository that need no library beyond the CUDA runtime instead
-of those of the table; --draw prints a further random sample of such programs.
+of those of the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -29,7 +26,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +73,6 @@ class Result:
     seconds: float
     last: str
     apart: str = ""
-    output: str = field(default="", repr=False)
 
 
 def _table() -> list[dict[str, Any]]:
@@ -205,7 +201,7 @@ def _run(program: Program, folder: Path, seconds: float) -> Result:
             outcome = "refused" if "the CPU backend" in done.stderr else "not built"
             if "Traceback" in done.stderr:
                 outcome = "ended in our own traceback"
-            return Result(program.name, outcome, 0, _last(done.stderr), program.apart, done.stderr)
+            return Result(program.name, outcome, 0, _last(done.stderr), program.apart)
         began = time.monotonic()
         try:
             done = subprocess.run(
@@ -226,8 +222,7 @@ def _run(program: Program, folder: Path, seconds: float) -> Result:
         outcome = "a mistake named"
     else:
         outcome = "ended with 0" if done.returncode == 0 else f"ended with {done.returncode}"
-    output = done.stdout + done.stderr
-    return Result(program.name, outcome, took, _last(output), program.apart, output[-20000:])
+    return Result(program.name, outcome, took, _last(done.stdout + done.stderr), program.apart)
 
 
 def _last(output: str) -> str:
@@ -241,26 +236,13 @@ def main(words: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("part", nargs="*", help="only programs whose path contains one of these")
     parser.add_argument("--all-of", metavar="REPOSITORY", help="in place of the table's programs")
-    parser.add_argument("--draw", type=int, metavar="N", help="print a further sample, and end")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--without", metavar="REPOSITORY", help="leave it out of the sample")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=240, help="for one program")
-    parser.add_argument("--json", type=Path, help="write the results there, too")
     args = parser.parse_intermixed_args(words)
     if problems := missing(args.folder):
         print("\n".join(problems), file=sys.stderr)
         return 2
     table = list(programs_of_table(args.folder))
-    if args.draw:
-        known = {program.name for program in table}
-        names = [repository["name"].rpartition("/")[2] for repository in _table()]
-        clones = [args.folder / name for name in sorted(names) if name != args.without]
-        fresh = [p for clone in clones for p in candidates(clone) if p.name not in known]
-        print(f"{len(fresh)} programs that are not in the table", file=sys.stderr)
-        for program in sorted(random.Random(args.seed).sample(fresh, args.draw), key=str):
-            print(program.name)
-        return 0
     if args.all_of:
         reasons = {
             f"{repository['name'].rpartition('/')[2]}/{path}": reason
@@ -282,8 +264,6 @@ def main(words: list[str]) -> int:
     print(f"{len(counted)} programs, and {len(results) - len(counted)} counted apart:")
     for outcome, count in Counter(result.outcome for result in counted).most_common():
         print(f"{count:4} {outcome}")
-    if args.json:
-        args.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
     return 0
 
 

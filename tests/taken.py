@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import pytest
+
 from common.base import compiling
 from common.base.cache import digest
 from common.base.days import Day
@@ -164,6 +166,13 @@ def in_words(days: Order[Day], modules: Order[Path]) -> str:
 def drawn_by() -> str:
     """Return the seed and where it comes from, for the report."""
     return f"seed {seed()}, of tree {tree()[:12]}; {SEED_VARIABLE}=<a number> sets another"
+
+
+def numbers_of(session: pytest.Session, test: object) -> list[int]:
+    """Return the numbers of the days for which this session has the test, a function."""
+    items = (item for item in session.items if isinstance(item, pytest.Function))
+    tested = (item.callspec.params["day"] for item in items if item.function is test)
+    return sorted({day.number for day in tested if isinstance(day, Day)})
 
 
 @cache

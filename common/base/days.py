@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -22,7 +22,7 @@ from common.base.day_files import (
     EXERCISES,
     MUTANTS,
     WRITE,
-    DayFileError,
+    DayError,
     Step,
     read_excused,
     read_mutants,
@@ -31,15 +31,6 @@ from common.base.day_files import (
 )
 from common.base.declaration import Problem
 from common.base.paths import DAYS
-
-
-class DayError(Exception):
-    """A day's folder or one of its files is invalid; the message names the file.
-
-    folder: the day's folder, if `discover` found the error.
-    """
-
-    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -185,13 +176,6 @@ SOURCES = (".cu", ".cuh", ".py")  # text files that are read anywhere in a day's
 def read_day(folder: Path) -> Day:
     """Return the metadata of the day in `folder`. Raise DayError naming the missing or wrong
     part."""
-    try:
-        return _read_day(folder)
-    except DayFileError as error:
-        raise DayError(str(error)) from None
-
-
-def _read_day(folder: Path) -> Day:
     file = folder / "day.py"
     number = folder.name.removeprefix("day")
     if not number.isdigit() or folder.name != f"day{int(number):02d}":
@@ -199,16 +183,7 @@ def _read_day(folder: Path) -> Day:
     if not file.is_file():
         raise DayError(f"{folder}: day.py is missing")
     _check_texts(folder)
-    tree = _parsed(file)
-    found: dict[str, Any] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name in METADATA or name in OPTIONAL:
-                try:
-                    found[name] = ast.literal_eval(node.value)
-                except ValueError:
-                    raise DayError(f"{file}:{node.lineno}: {name} must be a literal") from None
+    found = _constants(file, METADATA | OPTIONAL)
     for name, kind in (METADATA | OPTIONAL).items():
         if name in OPTIONAL and name not in found:
             continue
@@ -249,16 +224,23 @@ def _check_texts(folder: Path) -> None:
             text_of(path)
 
 
-def _parsed(file: Path) -> ast.Module:
+def _constants(file: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return those of these constants that a day.py sets at its top level. Raise DayError."""
     try:
-        return ast.parse(text_of(file), str(file))
+        tree = ast.parse(text_of(file), str(file))
     except SyntaxError as error:
         raise DayError(f"{file}:{error.lineno or 1}: {error.msg}") from None
-    except (
-        RecursionError,
-        MemoryError,
-    ):  # the second from the parser, which has a separate stack
+    except (RecursionError, MemoryError):  # the second from the parser, which has a separate stack
         raise DayError(f"{file}: nested too deeply") from None
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign([ast.Name(name), *_], value) if name in names:
+                try:
+                    found[name] = ast.literal_eval(value)
+                except ValueError:
+                    raise DayError(f"{file}:{node.lineno}: {name} must be a literal") from None
+    return found
 
 
 def _sources(file: Path, found: dict[str, Any]) -> list[Path]:
@@ -281,15 +263,7 @@ def _further(folder: Path) -> Further | None:
         if not path.is_file():
             raise DayError(f"{folder}: {path.name} is missing")
     _check_texts(folder)
-    found: dict[str, Any] = {}
-    for node in _parsed(file).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name in ("SOURCE", "EXTRA_SOURCES"):
-                try:
-                    found[name] = ast.literal_eval(node.value)
-                except ValueError:
-                    raise DayError(f"{file}:{node.lineno}: {name} must be a literal") from None
+    found = _constants(file, ("SOURCE", "EXTRA_SOURCES"))
     if not found.get("SOURCE"):
         raise DayError(f"{file}: SOURCE is missing")
     return Further(folder, tuple(_sources(file, found)))
@@ -324,10 +298,13 @@ class Lesson:
 
     show: (operators, device) -> None, called after the checks; it prints the day's demonstration.
         Or it returns files, texts by name, which only --write stores in the day's folder.
+    show_times: the optional constant SHOW_TIMES. False if `show` measures no time, so that other
+        days may run on the device at the same time.
     """
 
     problems: tuple[Problem, ...]
     show: Show | None = None
+    show_times: bool = True
 
 
 def load_lesson(day: Day) -> Lesson:
@@ -343,7 +320,8 @@ def load_lesson(day: Day) -> Lesson:
         return lesson
     further = _load(f"days.{day.name}.further", day.further.folder)
     beyond = (replace(problem, further=True) for problem in further.problems)
-    return Lesson((*lesson.problems, *beyond), _both(lesson.show, further.show))
+    times = any(part.show is not None and part.show_times for part in (lesson, further))
+    return Lesson((*lesson.problems, *beyond), _both(lesson.show, further.show), times)
 
 
 def _both(main: Show | None, further: Show | None) -> Show | None:
@@ -438,4 +416,7 @@ def _load(module_name: str, folder: Path) -> Lesson:
     show = getattr(module, "show", None)
     if show is not None and not callable(show):
         raise DayError(f"{file}: show must be a function, got a {type(show).__name__}")
-    return Lesson(problems, show)
+    times = getattr(module, "SHOW_TIMES", True)
+    if not isinstance(times, bool):
+        raise DayError(f"{file}: SHOW_TIMES must be True or False, got {times!r}")
+    return Lesson(problems, show, times)

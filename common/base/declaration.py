@@ -179,12 +179,14 @@ class Library:
 
     name: for the report and for targets. call: takes the rungs' arguments; None stands for
     torch.compile of the problem's `pytorch`. It raises Skip at its first call if the library is
-    missing. not_captured: why it cannot be captured in a CUDA graph, "" if it can.
+    missing. not_captured: why it cannot be captured in a CUDA graph, "" if it can. writes:
+    positions of the arguments that it overwrites and the rungs do not.
     """
 
     name: str
     call: Callable[..., Any] | None = None
     not_captured: str = ""
+    writes: tuple[int, ...] = ()
 
 
 COMPILE = Library("compile")
@@ -210,7 +212,9 @@ class Problem:
     pytorch_not_captured: why PyTorch's call cannot be captured in a CUDA graph, "" if it can.
     own_numbers: True if PyTorch and the libraries draw other random numbers, so that only the norm
         of their result is compared with that of the rungs.
-    libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, CUB, …
+    libraries: the strongest others, timed too: COMPILE, or a Library of cuBLASLt, cuDNN, …
+    rivals: libraries that no requirement brings, timed only if --rivals was given; their names are
+        those of common/base/rivals.py, and their calls import what they need themselves.
     outputs_exact: outputs must be equal to the last bit (integers, copies).
     several_streams: True if rungs use further streams. The CPU backend checks every rung with
         streams that run their work as late as legal (common/cpu/README.md), so that a missing event
@@ -237,6 +241,7 @@ class Problem:
     pytorch_not_captured: str = ""
     own_numbers: bool = False
     libraries: tuple[Library, ...] = ()
+    rivals: tuple[Library, ...] = ()
     outputs_exact: bool = False
     several_streams: bool = False
     gradients: bool = False

@@ -25,6 +25,7 @@ class RunOptions:
     selected: words that select days. mode: "run", or the name of the option that replaces checking
     and timing, e.g. "compile-only". quick: fewer cases, a share of the bad inputs, shorter timing,
     and no bad input if the CPU backend simulates a card that the user chose. bench: time the rungs.
+    rivals: also time the problems' rivals.
     jobs: builds at a time, 0 for the number that cores and memory allow. side_by_side: days checked
     at a time on one device, 0 likewise. time_limit: seconds per day, 0 for the device's default.
     archs: for mode "compile-only". model: the card that the CPU backend simulates, "" for its
@@ -49,6 +50,7 @@ class RunOptions:
     mode: str = "run"
     quick: bool = False
     bench: bool = True
+    rivals: bool = False
     jobs: int = 0
     side_by_side: int = 0
     time_limit: float = 0.0

@@ -42,7 +42,8 @@ class Timing:
     operations. bound: the ceiling it is compared with ("copy", "read", "fp32", "int32", "tensor",
     "int8", "fp8"). share: the rate over that ceiling, None if unknown, as on the CPU; derived from
     the GPU's ceilings (common/base/ceilings.py), so it is not stored. pytorch_ms: the same in
-    PyTorch, and libraries: in other libraries, ms by name, all interleaved with it.
+    PyTorch, and libraries: in other libraries, ms by name, all interleaved with it. missing:
+    libraries that were not timed, or computed something else: the reason by name.
     host_us: microseconds of the host per call of a small case, until it returns, and
     pytorch_host_us: those of PyTorch's call; None if they were not measured, as on the CPU. note:
     how it was timed ("events", "graph of 32 calls", "host clock").
@@ -58,6 +59,7 @@ class Timing:
     share: float | None = None
     pytorch_ms: float | None = None
     libraries: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
     host_us: float | None = None
     pytorch_host_us: float | None = None
     note: str = ""
@@ -115,12 +117,9 @@ class RungOutcome:
         """Return the outcome without a time: one on the CPU backend does not predict a GPU's."""
         return replace(self, timing=None, target_met=None)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @staticmethod
     def from_json(data: Any, place: str = "") -> RungOutcome:
-        """Return the outcome from the data of `to_json`. Raise PlainError, naming the field."""
+        """Return the outcome from its plain data. Raise PlainError, naming the field."""
         outcome: RungOutcome = decode(RungOutcome, data, place)
         return outcome
 

@@ -23,6 +23,7 @@ from typing import Literal, get_args
 from common.base.cache import Entry, cache_directory, cached, digest
 from common.base.machine_faults import INSTALL, INSTALL_COMPILER, obstacle
 from common.base.paths import ROOT
+from common.base.refusal import CommandError
 
 # A build variant of the CPU backend's runtime and its programs. "plain" is for running and
 # timing, "debug" for a debugger, without optimisation. The others watch memory: "address" by
@@ -56,7 +57,7 @@ _PROCESS = Path("/proc/self")
 _ARCH_SPECIFIC = {"9.0", "10.0", "10.3", "12.0"}
 
 
-class ToolchainError(Exception):
+class ToolchainError(CommandError):
     """Something needed is missing or unsuitable; the message names it and its fix."""
 
 

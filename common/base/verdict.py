@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 Status = Literal["killed", "survived", "equivalent", "stillborn"]
 KILLED: Status = "killed"
@@ -41,9 +41,6 @@ class Verdict:
     check_s: float = 0.0
     stored: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass
 class Score:
@@ -71,9 +68,6 @@ class Score:
     def rate(self) -> float:
         """Return the killed share of these; 1 if there are none."""
         return sum(self.killed.values()) / self.counted if self.counted else 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def score(day: int, verdicts: Sequence[Verdict], complete: bool = False, date: str = "") -> Score:

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from common.base.figures import counted
+from common.base.rivals import installed
 from common.base.toolchain import Platform, torch_cuda
 
 # The fields of a machine's description that are always there.
@@ -18,10 +19,11 @@ WHERE = (
 )
 
 
-def where(platform: Platform) -> dict[str, str]:
+def where(platform: Platform, rivals: bool = False) -> dict[str, str]:
     """Return the machine, versions and today's date, each as text; "" for one that does not apply.
 
-    "model", the card that the CPU backend simulates, is present only if one was chosen.
+    "model", the card that the CPU backend simulates, is present only if one was chosen; "rivals",
+    their packages and versions, only if `rivals`: they were timed too.
     """
     cuda = platform.device == "cuda"
     model = {"model": platform.model} if platform.model else {}
@@ -38,6 +40,7 @@ def where(platform: Platform) -> dict[str, str]:
         "compiler": platform.compiler_version,
         "python": machine.python_version(),
         "processor": "" if cuda else processor(),
+        **({"rivals": installed()} if rivals else {}),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from common.base.ceilings import Ceilings, share_of
 from common.base.declaration import Case, Cost, Library, Problem, Rung
-from common.base.outcome import HOST_CLOCK, Timing
+from common.base.outcome import HOST_CLOCK, Skip, Timing
+from common.base.rivals import not_installed
 from common.base.targets import PYTORCH
 from common.bench.fresh_inputs import TRIES, draw_into, fill, too_slow
 from common.bench.host_time import host_microseconds
@@ -133,43 +134,46 @@ def time_problem(
             "PyTorch's own call cannot be timed; if it is one that no CUDA graph can hold, the "
             f"problem says why in pytorch_not_captured: {str(error).splitlines()[0]}"
         ) from error
-    missing = []
+    missing: dict[str, str] = {}
     for each in _libraries(problem, backend, quick):
+        if reason := not_installed(each.name):
+            missing[each.name] = reason
+            continue
         call = library_call(problem, each)
         other = Rung(each.name, "", not_captured=each.not_captured, host_timed=plain.host_timed)
         try:
             call = step(call, inputs)
-            contenders.append(_prepare(backend, other, call, inputs, writes, baseline=True))
+            changes = sorted({*writes, *each.writes})
+            contenders.append(_prepare(backend, other, call, inputs, changes, baseline=True))
         except Exception as error:  # a Skip, or the library's own failure: the rungs go on
-            missing.append(f"{each.name} is not timed: {message_of(error).splitlines()[0]}")
+            missing[each.name] = _why(error)
 
-    _interleave(backend, contenders, seconds)
+    flush = _flush_of(backend)
+    _interleave(backend, contenders, seconds, flush)
 
     stage("comparing what was timed")
     medians = {c.name: statistics.median(c.samples) for c in contenders}
     own = [c for c in contenders if c.name in rungs]
     # A baseline may have prepared a part of these inputs, so it is compared before others come.
-    distances = {
-        baseline.name: {
-            c.name: differs(baseline.output(), c.output(), problem.own_numbers) for c in own
-        }
+    differences = {
+        baseline.name: _differs_from_all(baseline, own, problem.own_numbers)
         for baseline in contenders
         if baseline.name not in rungs
     }
-    slow = _on_fresh_inputs(problem, case, backend, inputs, own, medians)
+    slow = _on_fresh_inputs(problem, case, backend, inputs, own, medians, flush)
     expected = cache(partial(evaluate, problem, inputs))
     wrong = {
         c.name: check_outputs(problem, calls[c.name], expected, c.arguments, c.output())
         for c in own
         if not fell_back[c.name]
     }
-    right = next((name for name, failure in wrong.items() if failure is None), None)
-    for name, of_rungs in distances.items():
-        if right is not None and (difference := of_rungs[right]):
+    one_is_right = None in wrong.values()
+    for name, difference in differences.items():
+        if one_is_right and difference:
             if name == PYTORCH:
                 raise MeasuringFault(f"pytorch= does not compute what the rungs do: {difference}")
             del medians[name]
-            missing.append(f"{name} is not shown: {difference}")
+            missing[name] = difference
     host: dict[str, float] = {}
     if backend.name == "cuda" and not quick:
         launching = {
@@ -197,11 +201,12 @@ def time_problem(
             again = f"{SEED_VARIABLE}={session_seed()} repeats it"
             results[contender.name] = f"wrong after timing ({again}): {failure}"
             continue
-        if contender in slow and (
-            kept := _still_slow(problem, case, backend, inputs, contender, medians[contender.name])
-        ):
-            results[contender.name] = kept
-            continue
+        if contender in slow:
+            median = medians[contender.name]
+            kept = _still_slow(problem, case, backend, inputs, contender, median, flush)
+            if kept:
+                results[contender.name] = kept
+                continue
         timing = Timing(
             case=str(case),
             ms=medians[contender.name] * 1e3,
@@ -213,9 +218,10 @@ def time_problem(
                 for each in problem.libraries
                 if each.name in medians
             },
+            missing=missing,
             host_us=host.get(contender.name),
             pytorch_host_us=host.get(PYTORCH),
-            note="; ".join([contender.note, *missing]),
+            note=contender.note,
         )
         try:
             rate(timing, cost, ceilings, 0 if contender.host_timed else l2_bytes)
@@ -226,6 +232,12 @@ def time_problem(
         else:
             results[contender.name] = timing
     return results
+
+
+def _why(error: Exception) -> str:
+    """Return the reason why a library was not timed, in a line."""
+    first = next(iter(message_of(error).splitlines()), "")
+    return first if isinstance(error, Skip) else f"{type(error).__name__}: {first}"
 
 
 def _written(problem: Problem, calls: dict[str, Callable[..., Any]]) -> list[int]:
@@ -259,23 +271,32 @@ def warm_up(
     backend: Backend,
     *,
     quick: bool = False,
-) -> None:
+) -> str:
     """Call everything that `time_problem` times once, while other days may run on the GPU, so that
     a first call's compilation, loading and tuning take no time of the day's turn.
 
-    A call that fails here fails again there, and is reported there.
+    A call that fails here fails again there, and is reported there. Return the name of a library
+    that left the device in an error, which all later calls would report; "" if none did.
     """
     case = problem.timing_case(backend.name)
     step = _training_step if problem.gradients else _as_it_is
     assert problem.pytorch is not None
-    libraries = [library_call(problem, each) for each in _libraries(problem, backend, quick)]
     with suppress(Exception):
         inputs = problem.inputs(case, Draw(case, backend, seed=0, fast=True))
         writes = _written(problem, calls)
-        for call in (*calls.values(), problem.pytorch, *libraries):
+        for call in (*calls.values(), problem.pytorch):
             with suppress(Exception):
                 step(call, inputs)(*_with_copies(inputs, writes))
         backend.synchronize()
+        for each in _libraries(problem, backend, quick):
+            with suppress(Exception):
+                call = step(library_call(problem, each), inputs)
+                call(*_with_copies(inputs, [*writes, *each.writes]))
+            try:
+                backend.synchronize()
+            except RuntimeError:
+                return each.name
+    return ""
 
 
 def rate(timing: Timing, cost: Cost, ceilings: Ceilings | None, l2_bytes: int = 0) -> None:
@@ -346,6 +367,16 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
         f"{timing.gbs:.0f} GB/s, where a copy of as many bytes reaches {fastest:.0f}: the data was "
         "not read and written in each call (a result that is kept?), or the declared cost is wrong"
     )
+
+
+def _differs_from_all(baseline: Contender, own: list[Contender], own_numbers: bool) -> str:
+    """Return how a baseline's result differs from the last rung's, or "" if it agrees with one."""
+    difference = ""
+    for contender in own:
+        difference = differs(baseline.output(), contender.output(), own_numbers)
+        if not difference:
+            break
+    return difference
 
 
 FAR = 0.05  # of the norm: a baseline may round more, but must compute the same
@@ -528,24 +559,38 @@ def _host_seconds(backend: Backend, run: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
+def _between_events(run: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Make a call, and return the events that the GPU's stream records before and after it."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    return start, stop
+
+
 def _event_seconds(run: Callable[[], None]) -> float:
     times: list[float] = []
     while len(times) < 5 and max(times, default=0.0) < LONG:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        stop.record()
+        start, stop = _between_events(run)
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop) / 1e3)
     return statistics.median(times)
 
 
-def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -> None:
+def _flush_of(backend: Backend) -> Callable[[], object]:
+    """Return a call that overwrites the GPU's L2 cache. While it runs, the host queues what comes
+    next, whose launches then follow each other without a pause. No work on the CPU."""
+    if backend.name == "cpu":
+        return lambda: None
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    return torch.empty(4 * l2, dtype=torch.uint8, device="cuda").zero_
+
+
+def _interleave(
+    backend: Backend, contenders: list[Contender], seconds: float, flush: Callable[[], object]
+) -> None:
     """Fill every contender's samples, round by round, until they are precise or time is up."""
-    flush = None
     if backend.name == "cuda":
-        l2 = torch.cuda.get_device_properties(0).L2_cache_size
-        flush = torch.empty(4 * l2, dtype=torch.uint8, device="cuda")
         wake_gpu(min(WAKE, seconds))
     deadline = time.perf_counter() + seconds * len(contenders)
     for done in range(MAX_ROUNDS):
@@ -556,17 +601,12 @@ def _interleave(backend: Backend, contenders: list[Contender], seconds: float) -
         pending = []
         for contender in contenders:
             contender.restore()
-            if flush is not None:
-                flush.zero_()
+            flush()
             if contender.host_timed:
                 sample = _host_seconds(backend, contender.run) / contender.calls
                 contender.samples.append(sample)
             else:
-                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                contender.run()
-                stop.record()
-                pending.append((contender, start, stop))
+                pending.append((contender, *_between_events(contender.run)))
         backend.synchronize()
         for contender, start, stop in pending:
             contender.samples.append(start.elapsed_time(stop) / 1e3 / contender.calls)
@@ -579,6 +619,7 @@ def _on_fresh_inputs(
     inputs: tuple[Any, ...],
     contenders: list[Contender],
     medians: dict[str, float],
+    flush: Callable[[], object],
 ) -> list[Contender]:
     """Run the rungs once more, on inputs that none has been given before, by which their outputs
     are judged. Return those that take far longer on them.
@@ -589,7 +630,7 @@ def _on_fresh_inputs(
         return []
     for contender in contenders:
         contender.refill()
-    seconds = {contender.name: _seconds_once(backend, contender) for contender in contenders}
+    seconds = {c.name: _seconds_once(backend, c, flush) for c in contenders}
     return [c for c in contenders if too_slow(backend, medians[c.name], seconds[c.name])]
 
 
@@ -600,13 +641,14 @@ def _still_slow(
     inputs: tuple[Any, ...],
     contender: Contender,
     median: float,
+    flush: Callable[[], object],
 ) -> str:
     """Return the message for a call that takes far longer on fresh inputs each time, or ""."""
     times = []
     for attempt in range(1, 1 + TRIES):
         draw_into(problem, case, backend, inputs, attempt)
         contender.refill()
-        times.append(_seconds_once(backend, contender))
+        times.append(_seconds_once(backend, contender, flush))
         if not too_slow(backend, median, times[-1]):
             return ""
     return (
@@ -615,14 +657,12 @@ def _still_slow(
     )
 
 
-def _seconds_once(backend: Backend, contender: Contender) -> float:
+def _seconds_once(backend: Backend, contender: Contender, flush: Callable[[], object]) -> float:
     """Return the seconds of one call: by the host's clock, or of one unit by events."""
+    flush()
     if contender.host_timed:
         return _host_seconds(backend, contender.once)
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    contender.run()
-    stop.record()
+    start, stop = _between_events(contender.run)
     backend.synchronize()
     return start.elapsed_time(stop) / 1e3 / contender.calls
 

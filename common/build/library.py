@@ -10,7 +10,7 @@ import ctypes
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -102,26 +102,45 @@ def build_library(todo: Build) -> Path:
     return cached(todo.entry, lambda directory: make(todo, directory))
 
 
+def build_source(source: Path, platform: Platform) -> Path:
+    """Return the library of a .cu that belongs to no day, for a GPU, built if it is missing.
+
+    Raise as `build_library`.
+    """
+    name = source.stem
+    key = digest(compilers(platform), sources_of(source))
+    entry = Entry(kind(name, platform), key, f"{name}.so")
+    return cached(entry, lambda made: _load_cuda(name, [source], platform, made / entry.product))
+
+
 def _make_cuda(todo: Build, directory: Path) -> None:
-    toolkit = todo.platform.toolkit
-    assert toolkit
+    product = directory / todo.entry.product
+    _load_cuda(todo.day.name, todo.sources, todo.platform, product)
+
+
+def _load_cuda(name: str, sources: Sequence[Path], platform: Platform, product: Path) -> None:
+    assert platform.toolkit
     _load(
-        todo,
-        directory,
+        name,
+        sources,
+        platform,
+        product,
         extra_cuda_cflags=quoted(
-            *nvcc.cuda_flags([todo.platform.arch]),
+            *nvcc.cuda_flags([platform.arch]),
             *nvcc.BINDING,
             f"-I{ROOT}",
         ),
-        extra_ldflags=quoted(f"-L{nvcc.link_directory(toolkit)}"),
+        extra_ldflags=quoted(f"-L{nvcc.link_directory(platform.toolkit)}"),
     )
 
 
 def _make_cpu(todo: Build, directory: Path) -> None:
     # "standalone" builds without loading: the runtime may not be built yet.
     _load(
-        todo,
-        directory,
+        todo.day.name,
+        todo.sources,
+        todo.platform,
+        directory / todo.entry.product,
         is_standalone=True,
         extra_cflags=quoted(
             *libraries.prelude(todo.platform),
@@ -156,22 +175,27 @@ def quoted(*flags: str) -> list[str]:
     return [shlex.quote(flag) for flag in flags]
 
 
-def _load(todo: Build, directory: Path, is_standalone: bool = False, **flags: list[str]) -> None:
-    name = f"{todo.day.name}_build"
-    sources = [str(source) for source in todo.sources]
+def _load(
+    name: str,
+    sources: Sequence[Path],
+    platform: Platform,
+    product: Path,
+    is_standalone: bool = False,
+    **flags: list[str],
+) -> None:
+    name = f"{name}_build"
     with_compilers(
-        todo.platform,
+        platform,
         lambda load: load(
             name,
-            sources,
-            build_directory=str(directory),
+            [str(source) for source in sources],
+            build_directory=str(product.parent),
             is_python_module=False,
             is_standalone=is_standalone,
             **flags,
         ),
     )
-    built = directory / (name if is_standalone else f"{name}.so")
-    os.replace(built, directory / todo.entry.product)
+    os.replace(product.with_name(name if is_standalone else f"{name}.so"), product)
 
 
 def with_compilers(platform: Platform, call: Callable[[Any], Any]) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from common.check.draw import dtype_name
+
 # "1" in one of these: kernels in Python run on the CPU, by Triton's interpreter or by Numba's
 # simulator.
 INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
@@ -35,8 +37,8 @@ def require(
     if like is not None:
         dtypes, shape, device = (like.dtype,), tuple(like.shape), like.device
     if dtypes and tensor.dtype not in dtypes:
-        names = " or ".join(_name(dtype) for dtype in dtypes)
-        raise TypeError(f"{name}: expected {names}, got {_name(tensor.dtype)}")
+        names = " or ".join(dtype_name(dtype) for dtype in dtypes)
+        raise TypeError(f"{name}: expected {names}, got {dtype_name(tensor.dtype)}")
     if rank is not None and tensor.dim() != rank:
         raise ValueError(f"{name}: expected {rank} dimensions, got {tensor.dim()}")
     if shape is not None and tuple(tensor.shape) != shape:
@@ -64,7 +66,3 @@ def require_float(value: float, name: str) -> None:
     """Raise ValueError for a finite number that would be infinite in fp32."""
     if math.isfinite(value) and abs(value) > torch.finfo(torch.float32).max:
         raise ValueError(f"{name}: expected a number of fp32, got {value:g}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -13,6 +13,7 @@ import resource
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from common.base.declaration import Case, Problem, Rung
 from common.base.outcome import Mistake
 from common.check.call import Call, Failure, call_guarded, judge, raised, side_effects, storage_of
 from common.check.compilations import triton_compilations
-from common.check.draw import Draw
+from common.check.draw import Draw, dtype_name
 from common.check.expected import (
     Expected,
     ProblemError,
@@ -292,7 +293,7 @@ def bad_inputs(
 def _tensor_variants(good: Tensor, written: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield (how, tensor) for one tensor argument; the others stay unchanged."""
     for dtype in _other_dtypes(good.dtype):
-        yield f"as {_name(dtype)} instead of {_name(good.dtype)}", good.to(dtype)
+        yield f"as {dtype_name(dtype)} instead of {dtype_name(good.dtype)}", good.to(dtype)
 
     yield "with a dimension added in front", good.clone().unsqueeze(0)
     yield "with a dimension added at the end", good.clone().unsqueeze(-1)
@@ -472,16 +473,12 @@ def _together(
     kinds = {args[place].dtype for place in places}
     if len(kinds) == 1:
         for dtype in _other_dtypes(kinds.pop()):
-            yield everywhere(f"all as {_name(dtype)}", lambda t, dtype=dtype: t.to(dtype))
+            yield everywhere(f"all as {dtype_name(dtype)}", lambda t, dtype=dtype: t.to(dtype))
     yield everywhere("all with a dimension added in front", lambda t: t.clone().unsqueeze(0))
     yield everywhere("all flattened to one dimension", lambda t: t.clone().flatten())
     yield everywhere(
         "all on the wrong device", lambda t: _elsewhere(t, backend)[1], by_dispatcher=True
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _brief(value: Any) -> str:
@@ -652,9 +649,7 @@ class Attempt:
         return side_effects(done, self.good, self.signature) or self._compare(expected, done)
 
     def _compare(self, expected: Expected, done: Call, strides: bool = True) -> Failure | None:
-        def samples() -> list[Expected]:
-            return rolled_samples(self.problem, expected, self.signature.writes)
-
+        samples = partial(rolled_samples, self.problem, expected, self.signature.writes)
         return judge(
             self.problem, expected, done.outputs, done.names, self.signature, samples, strides
         )

@@ -27,7 +27,7 @@ from common.check.expected import (
     places_of,
     tensors_of,
 )
-from common.check.guard import GuardedAllocations, GuardedMemory, bits, values_of
+from common.check.guard import GuardedAllocations, GuardedMemory, bits, near_host, values_of
 from common.check.host_state import unchanged
 from common.check.lacks import Lacking, lacking
 from common.check.patterns import NO_LOOK, Look
@@ -287,12 +287,14 @@ def judge(
     samples: Callable[[], Sequence[Expected]] = tuple,
     strides: bool = True,
     looks: Sequence[Look] = (),
+    rare: float = 0.0,
 ) -> Failure | None:
     """Compare outputs with the expected results.
 
     samples: returns the expected results of further inputs, for PyTorch's error; called only if an
     output fails without them. strides: a returned tensor must have PyTorch's strides; an argument
-    keeps its strides. looks: further facts about each output, for the explanation.
+    keeps its strides. looks: further facts about each output, for the explanation. rare: see
+    `compare`.
     """
     pairs = expected.pairs(len(outputs))
     if pairs is None:
@@ -312,13 +314,13 @@ def judge(
         more = list(expected.rough[against : against + 1])
         look = looks[place] if looks else NO_LOOK
         how = problem.tolerance, problem.outputs_exact
-        found = compare(got, truth, own, *how, more, look)
+        found = compare(got, truth, own, *how, more, look, rare)
         further = samples() if found is not None and found.kind == "values" else ()
         for sample in further:
             others = sample.pairs(len(outputs)) or []
             more += [*others[against : against + 1], *sample.rough[against : against + 1]]
         if further:
-            found = compare(got, truth, own, *how, more, look)
+            found = compare(got, truth, own, *how, more, look, rare)
         return found
 
     for place, name in enumerate(names):
@@ -371,7 +373,8 @@ def first_difference(
 ) -> str | None:
     """Return the first bitwise difference of two lists of tensors as text (all NaN are equal), or
     None."""
-    for old, new, name in zip(before, after, names, strict=True):
+    near = near_host([*before, *after])
+    for old, new, name in zip(near[: len(before)], near[len(before) :], names, strict=True):
         if same_values(old, new):
             continue
         if old.shape != new.shape or old.dtype != new.dtype:

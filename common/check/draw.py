@@ -15,7 +15,10 @@ from common.base.declaration import Case
 if TYPE_CHECKING:
     from common.check.device import Backend
 
-Allocator = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name, e.g. "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def dtype_named(name: str | torch.dtype) -> torch.dtype:
@@ -62,11 +65,9 @@ class _Source:
         empty = torch.empty(self.shape, dtype=self.precision, device=self.device)
         return empty.uniform_(generator=self.generator)
 
-    def integers(self, low: int, high: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    def integers(self, low: int, high: int) -> Tensor:
         """Return numbers in [low, high)."""
-        return torch.randint(
-            low, high, self.shape, generator=self.generator, device=self.device, dtype=dtype
-        )
+        return torch.randint(low, high, self.shape, generator=self.generator, device=self.device)
 
 
 def _tiny(source: _Source) -> Tensor:
@@ -146,33 +147,20 @@ VALUES: dict[str, Callable[[_Source], Tensor]] = {
 }
 
 
-def _plain_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
-
-
 class Draw:
     """Draw the tensors of one case, one after the other; passed to a problem's `inputs`.
 
     case: defines the dtype and the values if a call names none.
     seed: fixes the numbers, with the number of the call and the case. They are drawn on the CPU
         in float64 and rounded, so that every device gets the same ones.
-    allocator: (shape, dtype, device) -> tensor to fill; plain memory by default.
     fast: draw on the device, in float32 at most, for the large tensors of a timing. The numbers
         then depend on the device.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        backend: Backend,
-        seed: int = 0,
-        allocator: Allocator = _plain_memory,
-        fast: bool = False,
-    ):
+    def __init__(self, case: Case, backend: Backend, seed: int = 0, fast: bool = False):
         self.case = case
         self.device = torch.device(backend.device)
         self.seed = seed
-        self.allocator = allocator
         self.fast = fast
         self.calls = 0
         self.on_host = False  # True once a host array was drawn
@@ -221,7 +209,7 @@ class Draw:
         self.on_host |= device is not None and place.type == "cpu"
         if self.fast and kind != torch.float64:
             source.precision = torch.float32
-        result = self.allocator(tuple(shape), kind, place)
+        result = torch.empty(shape, dtype=kind, device=place)
         if pinned and self.device.type == "cuda":
             result = result.pin_memory()
         with torch.no_grad():

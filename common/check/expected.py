@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from common.base.declaration import Problem
 from common.base.paths import ROOT
 from common.check.compare import ENOUGH, Pair, same_values
+from common.check.draw import dtype_name
+from common.check.guard import near_host
 
 KEPT_BYTES = 4 << 30  # of expected results, kept for the next rung
 SAMPLES = 8  # further inputs for PyTorch's error, used if an output fails without them
@@ -184,10 +187,12 @@ class Expected:
         """Return True if outputs with equal bits and layout were the last ones accepted."""
         if self.accepted is None or self.accepted[0] != how:
             return False
-        return all(
-            (new.device, new.stride()) == (old.device, old.stride()) and same_values(new, old)
-            for new, old in zip(outputs, self.accepted[1], strict=True)
-        )
+        before = self.accepted[1]
+        layouts = [[(each.device, each.stride()) for each in some] for some in (outputs, before)]
+        if layouts[0] != layouts[1]:
+            return False
+        near = near_host([*outputs, *before])
+        return all(map(same_values, near[: len(before)], near[len(before) :]))
 
 
 class Expectations:
@@ -279,7 +284,7 @@ def evaluate(problem: Problem, args: tuple[Any, ...], writes: tuple[int, ...] = 
         half = short[0]
         written, returned = own
         own = _rounded(written, half), _rounded(returned, half)
-        name = str(short[0]).removeprefix("torch.")
+        name = dtype_name(short[0])
         aside = (
             f"PyTorch has no kernel for {name} here: its error is taken from float32, then rounded"
         )
@@ -307,8 +312,11 @@ def check_same_in_both(problem: Problem, expected: Expected) -> None:
     rounding: PyTorch's error, their difference, would then accept any result. If terms cancel, only
     rounding is left, so the difference must also be large relative to the arguments."""
     leaves = [leaf for leaf in tree_leaves(expected.args) if isinstance(leaf, Tensor)]
+    pairs = expected.returned + expected.written
+    near = iter(near_host([*leaves, *(tensor for pair in pairs for tensor in pair)]))
+    leaves = list(islice(near, len(leaves)))
     largest = max((_size(leaf) for leaf in leaves if leaf.is_floating_point()), default=1.0)
-    for truth, own in expected.returned + expected.written:
+    for truth, own in zip(near, near, strict=True):
         if own.dtype != torch.float32 or truth.shape != own.shape:
             continue
         usable = truth.isfinite() & own.isfinite()

@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from common.check.draw import dtype_name
 
 if TYPE_CHECKING:
     from common.check.device import Backend
@@ -110,7 +113,7 @@ class _Record:
     fresh: tuple[int, int] = (0, 0)  # of the body
 
     def __str__(self) -> str:
-        kind = str(self.dtype).removeprefix("torch.")
+        kind = dtype_name(self.dtype)
         return f"{self.name or 'a tensor'} ({kind}, shape {self.shape})"
 
     def bands(self) -> tuple[Tensor, Tensor]:
@@ -288,7 +291,7 @@ class GuardedMemory:
         return [
             GuardedTensor(
                 record.name,
-                str(record.dtype).removeprefix("torch."),
+                dtype_name(record.dtype),
                 record.shape,
                 record.dtype.itemsize,
                 record.buffer.data_ptr() + record.start,
@@ -355,6 +358,35 @@ def values_of(flags: Sequence[Tensor]) -> list[bool]:
         for i, value in zip(places, values, strict=True):
             found[i] = bool(value)
     return found
+
+
+SMALL = 1 << 16  # elements, up to which tensors are compared on the host
+
+
+def near_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors; if they are on a GPU and together small, contiguous copies on the host.
+
+    If several processes share a GPU, each of the many waits of a comparison may last until it is
+    this process's turn.
+    """
+    small = sum(tensor.numel() for tensor in tensors) <= SMALL
+    if not (small and tensors and all(tensor.is_cuda for tensor in tensors)):
+        return list(tensors)
+    return on_host(tensors)
+
+
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return contiguous copies of tensors of one device on the host, made by one transfer."""
+    ends = list(accumulate(-(-tensor.nbytes // 8) * 8 for tensor in tensors))
+    packed = torch.empty(ends[-1], dtype=torch.uint8, device=tensors[0].device)
+    places = [slice(end, end + t.nbytes) for end, t in zip([0, *ends], tensors, strict=False)]
+    for place, tensor in zip(places, tensors, strict=True):
+        packed[place].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    host = packed.cpu()
+    return [
+        host[place].view(tensor.dtype).view(tensor.shape)
+        for place, tensor in zip(places, tensors, strict=True)
+    ]
 
 
 class GuardedAllocations(TorchDispatchMode):

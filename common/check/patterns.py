@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -43,6 +43,13 @@ class Look:
     again: Tensor | None = None
     untouched: Tensor | None = None
     explained: bool = False
+
+    def on(self, device: torch.device) -> Look:
+        """Return the same with all tensors on this device."""
+        if self.again is None:
+            return self
+        untouched = None if self.untouched is None else self.untouched.to(device)
+        return replace(self, again=self.again.to(device), untouched=untouched)
 
 
 NO_LOOK = Look()

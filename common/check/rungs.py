@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from common.base.declaration import Case, Problem, Rung
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 # PyTorch then asks the driver for every tensor, which is not allowed while a graph is captured.
 UNCACHED = bool(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"))
+RARE = 2**-20  # share of what is timed on random input, see `compare`
 SMALL_CARD_ELEMENTS = 1 << 18  # of a case's shape: larger ones take long on two multiprocessors
 # The same for kernels whose tiles need much shared memory: products, of shapes like (M, N, K).
 SMALL_CARD_PRODUCTS = 1 << 24
@@ -318,11 +320,8 @@ def check_outputs(
     signature = signature_of(call, problem.reference)
     outputs, names = outputs_of(result, after, signature)
     truth = expected(signature.writes)
-
-    def samples() -> list[Expected]:
-        return rolled_samples(problem, truth, signature.writes)
-
-    return judge(problem, truth, outputs, names, signature, samples)
+    samples = partial(rolled_samples, problem, truth, signature.writes)
+    return judge(problem, truth, outputs, names, signature, samples, rare=RARE)
 
 
 def _dtypes(cases: Sequence[Case]) -> str:

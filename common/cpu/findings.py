@@ -32,12 +32,12 @@ _WAIT_TO_REUSE = (
     "other threads need a barrier, too"
 )
 _FENCE = (
-    "the copy engine and wgmma see what threads have stored only after a fence: each thread calls "
-    "fence_for_copy_engine() after its stores and before the barrier"
+    "TMA and wgmma see what threads have stored only after a fence: each thread calls "
+    "fence_proxy_async() after its stores and before the barrier"
 )
 _MBARRIER_FENCE = (
-    "the copy engine sees a new mbarrier only after a fence: the thread that initialises it calls "
-    "fence_mbarrier_init() or fence_for_copy_engine() then, before the barrier that lets others "
+    "TMA sees a new mbarrier only after a fence: the thread that initialises it calls "
+    "fence_mbarrier_init() or fence_proxy_async() then, before the barrier that lets others "
     "use it"
 )
 _ONE_WARP = "__syncwarp() orders the lanes of a warp, __syncthreads() the whole block"
@@ -126,8 +126,8 @@ class Access:
 @dataclass(frozen=True)
 class Finding:
     """A finding of the tracer. what: "race"; "copy", if memory is used before an asynchronous copy
-    to it was waited for, or changed while one from it, or a wgmma, is in flight; "fence", if the
-    copy engine or wgmma reads data stored without fence_for_copy_engine; "mbarrier", if a copy
+    to it was waited for, or changed while one from it, or a wgmma, is in flight; "fence", if
+    TMA or wgmma reads data stored without fence_proxy_async; "mbarrier", if a copy
     completes at an mbarrier without a fence after its initialisation; "unwritten", if shared
     memory is read that no thread of the block has written, or unwritten memory of cudaMalloc; or
     "host", if a kernel of a program accesses memory of the host.
@@ -165,7 +165,7 @@ class Finding:
             )
         if self.what == "fence":
             return (
-                f"no fence_for_copy_engine between {self.first.place()}, which stores to "
+                f"no fence_proxy_async between {self.first.place()}, which stores to "
                 f"{self.memory}, and {self.second.place()}"
             )
         if self.what == "mbarrier":

@@ -73,7 +73,7 @@ def _refuse_copied_maps(head: Sequence[Token]) -> None:
     """Raise an error for a tensor map that is copied: it must be a parameter that keeps its
     address.
 
-    On a GPU, the copy engine would not find a thread's copy of a plain parameter.
+    On a GPU, TMA would not find a thread's copy of a plain parameter.
     """
     for p, token in enumerate(head):
         if not token.is_word("TensorMap", "CUtensorMap"):

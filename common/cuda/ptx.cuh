@@ -12,8 +12,8 @@
 //   ptx/integer.cuh        redux (reductions of a warp) and dp4a (four 8-bit products)
 //   ptx/named_barrier.cuh  barriers for some warps of a block
 //   ptx/mbarrier.cuh       barriers in shared memory, where arriving and waiting are separate
-//   ptx/bulk_copy.cuh      copies by the copy engine that an mbarrier waits for
-//   ptx/tensor_map.cuh     descriptions of tensors for the copy engine
+//   ptx/bulk_copy.cuh      copies by TMA that an mbarrier waits for
+//   ptx/tensor_map.cuh     descriptions of tensors for TMA
 //   ptx/tensor_copy.cuh    loads and stores of its boxes: TMA
 //   ptx/lop3.cuh           bitwise functions of three words
 //   ptx/log2.cuh           logarithm, square root and its reciprocal as the special function unit

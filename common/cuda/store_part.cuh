@@ -28,7 +28,7 @@ __device__ __forceinline__ void store_part(const float* sums, char* buffers, int
     const int piece = pair * 2 + lane / 16;
     ptx::stmatrix_x4(buffer + ptx::swizzled(ptx::Swizzle::k128, row * 128 + piece * 16), matrices);
   }
-  ptx::fence_for_copy_engine();     // what this thread wrote, before TMA reads it …
+  ptx::fence_proxy_async();         // what this thread wrote, before TMA reads it …
   ptx::barrier_sync(barrier, 128);  // … and what all others wrote
   if (thread == 0) {
     store(buffer);

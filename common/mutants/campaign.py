@@ -33,7 +33,7 @@ from common.mutants.derive import Mutant, headers_of, mutants_of, sample, standa
 from common.mutants.heuristics import covered, unfit
 from common.mutants.known_verdicts import KnownVerdicts
 from common.mutants.outline import Declaration, outline
-from common.mutants.partial_builds import PartialBuilds, Programs
+from common.mutants.partial_builds import Once, PartialBuilds, Programs
 from common.mutants.trial import Result, Trial
 from common.mutants.trial_process import TrialProcess
 from common.process.events import Ran
@@ -61,9 +61,6 @@ _ORDER = re.compile(r"order in which threads run|^[^:]*: with threads in |two ru
 
 Done = TypeVar("Done")
 Pair = tuple[str, str]  # a problem and one of its rungs
-# A check of the original: variant, rungs, their operators, simulated card ("" for the default), and
-# True for all cases.
-_Checked = tuple[Variant, tuple[Pair, ...], frozenset[str], str, bool]
 
 
 class DayUnfit(Exception):
@@ -142,8 +139,9 @@ class Campaign:
     ):
         self.platform, self.choice, self.tell = platform, choice, tell
         self.programs = Programs()
-        self._pool = ThreadPoolExecutor(jobs)
-        self._first = ThreadPoolExecutor(jobs)
+        self.pool = ThreadPoolExecutor(jobs)  # for mutants of all days, in order
+        # In parallel with other days' mutants, so that no day's original waits for them.
+        self.first = ThreadPoolExecutor(jobs)
         self._days = ThreadPoolExecutor(DAYS_AT_A_TIME)
         self._scratch = tempfile.TemporaryDirectory(prefix="hundred-days-mutants-")
         self._processes: dict[Variant, TrialProcess] = {}
@@ -153,19 +151,10 @@ class Campaign:
         """Start all days; each future returns a day's report."""
         return [self._days.submit(self._try_day, day) for day in days]
 
-    def submit(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Run this after the work of all days that was submitted earlier."""
-        return self._pool.submit(work, *arguments)
-
-    def submit_first(self, work: Callable[..., Done], *arguments: object) -> Future[Done]:
-        """Run this in parallel with other days' mutants, so that no day's original waits for
-        them."""
-        return self._first.submit(work, *arguments)
-
     def close(self) -> None:
         """End everything that runs and remove all builds."""
         self.programs.stop()
-        for pool in (self._days, self._first, self._pool):
+        for pool in (self._days, self.first, self.pool):
             pool.shutdown(cancel_futures=True)
         self._scratch.cleanup()
 
@@ -193,7 +182,7 @@ class _DayCampaign:
         self.campaign, self.day, self.folder = campaign, day, folder
         self.known_verdicts = KnownVerdicts(day.name, campaign.choice.fresh)
         self._builds: dict[Variant, PartialBuilds] = {}
-        self._baselines: dict[_Checked, Future[Result]] = {}
+        self._baselines: Once[Result] = Once()
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._many = False
@@ -240,7 +229,7 @@ class _DayCampaign:
         # equivalent pass through all checks and take longest, so they do not start last.
         listed = self.day.equivalent
         todo.sort(key=lambda each: (not each.known, each.mutant.identity not in listed))
-        for future in [self.campaign.submit(judge, each) for each in todo]:
+        for future in [self.campaign.pool.submit(judge, each) for each in todo]:
             future.result()
         report.problems += self._needless(report.verdicts)
         report.problems += [
@@ -296,7 +285,7 @@ class _DayCampaign:
                 raise DayUnfit(f"the day cannot be loaded: {listed.reason}")
             trial_process = self.campaign.trial_process("plain")
             futures = [
-                self.campaign.submit_first(
+                self.campaign.first.submit(
                     trial_process.run, replace(self._trial(library, (pair,), LONGEST), quick=True)
                 )
                 for pair in listed.planned
@@ -362,7 +351,7 @@ class _DayCampaign:
                     every = list(self._builds.values())
                 for builds in every:
                     builds.remove(name)
-            self.known_verdicts.put(key, verdict.to_json())
+            self.known_verdicts.put(key, asdict(verdict))
         reason = self.day.equivalent.get(mutant.identity) or covered(self.day, mutant)
         if reason and verdict.status == SURVIVED:
             verdict = replace(verdict, status=EQUIVALENT, by="declared", reason=reason)
@@ -524,38 +513,22 @@ class _DayCampaign:
     ) -> Result:
         """Return the result of checking the original, built like mutants, in this variant and card.
         whole: check all cases even if the variant is usually checked on few."""
-        key = (variant, pairs, frozenset(operators), model, whole)
-        with self._lock:
-            future = self._baselines.get(key)
-            mine = future is None
-            if future is None:
-                future = self._baselines[key] = Future()
-        if mine:
-            try:
-                future.set_result(self._try_original(variant, pairs, operators, model, whole))
-            except BaseException as error:
-                future.set_exception(error)
-        return future.result()
 
-    def _try_original(
-        self,
-        variant: Variant,
-        pairs: tuple[Pair, ...],
-        operators: Collection[str],
-        model: str,
-        whole: bool,
-    ) -> Result:
-        builds = self.builds(variant)
-        objects = [builds.original(s, mine) for s, mine in builds.needed(operators).items()]
-        objects = objects or [builds.original(s, frozenset()) for s in self.day.library_sources]
-        words = [word for pair in pairs for word in pair]
-        words += [*sorted(operators), model, str(whole)]
-        library = builds.library(objects, f"original-{digest(words)}")
-        trial = replace(self._trial(library, pairs, LONGEST), model=model)
-        quick = _few_cases(variant) and not whole
-        return self.campaign.trial_process(variant).run(
-            replace(trial, quick=quick, watched=variant != "plain")
-        )
+        def check() -> Result:
+            builds = self.builds(variant)
+            objects = [builds.original(s, mine) for s, mine in builds.needed(operators).items()]
+            objects = objects or [builds.original(s, frozenset()) for s in self.day.library_sources]
+            words = [word for pair in pairs for word in pair]
+            words += [*sorted(operators), model, str(whole)]
+            library = builds.library(objects, f"original-{digest(words)}")
+            trial = replace(self._trial(library, pairs, LONGEST), model=model)
+            quick = _few_cases(variant) and not whole
+            return self.campaign.trial_process(variant).run(
+                replace(trial, quick=quick, watched=variant != "plain")
+            )
+
+        key = (variant, pairs, frozenset(operators), model, whole)
+        return self._baselines.get(key, check)
 
     def _trial(self, library: Path, rungs: tuple[Pair, ...], limit: float) -> Trial:
         return Trial(str(self.day.folder), str(library), rungs, limit=limit)

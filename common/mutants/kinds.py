@@ -117,11 +117,6 @@ def _around(code: Code, p: int) -> tuple[int, int]:
     return code.operand_start(p - 1), code.operand_end(p + 1)
 
 
-def _swap(code: Code, p: int, text: str, tokens: int = 1) -> Edit:
-    start = code.operand_start(p - 1)
-    return Edit(p, p + tokens, text, (start, code.operand_end(p + tokens)))
-
-
 def _conditions(code: Code, function: Function) -> Iterator[tuple[int, int, int]]:
     """Yield (start, end, position after the closing parenthesis) of the condition of each `if`."""
     for p in _body(code, function):
@@ -316,7 +311,7 @@ def _arithmetic(code: Code, function: Function) -> Iterator[Edit]:
     others = {"+": "-", "-": "+", "*": "/", "/": "*"}
     for p in _body(code, function):
         if code.binary(p, *others):
-            yield _swap(code, p, others[code.code[p].text])
+            yield Edit(p, p + 1, others[code.code[p].text], _around(code, p))
         elif code.compound(p, "+", "*", "/"):
             operator = code.code[p].text
             yield Edit(p, p + 1, others[operator], _around_assignment(code, p))

@@ -40,9 +40,9 @@ class Code:
     into `code`.
     """
 
-    def __init__(self, text: str, model: str = ""):
+    def __init__(self, text: str):
         self.source = text
-        self.tokens = conditions.read(text, models.architecture(model))
+        self.tokens = conditions.read(text, models.architecture(""))
         self._places = [
             i for i, t in enumerate(self.tokens) if t.is_code and t.active and not t.directive
         ]
@@ -247,24 +247,22 @@ class Outline:
 
 
 @lru_cache(maxsize=32)
-def outline(text: str, model: str = "") -> Outline:
-    """Parse a `.cu`; results for the latest texts are cached. model: the card that decides
-    preprocessor conditions on it. Raise TokenError if a bracket is never closed."""
-    code = Code(text, model)
+def outline(text: str) -> Outline:
+    """Parse a `.cu`, with the preprocessor conditions of the default card; results for the latest
+    texts are cached. Raise TokenError if a bracket is never closed."""
+    code = Code(text)
     macros = _macros(code.tokens)
     parts = _parts(code, 0, len(code.code))
     return Outline(code, tuple(_declaration(code, *part, macros) for part in parts))
 
 
-def trimmed(
-    text: str, operators: Iterable[str], functions: Iterable[str] = (), model: str = ""
-) -> str:
+def trimmed(text: str, operators: Iterable[str], functions: Iterable[str] = ()) -> str:
     """Return the file without the bindings of operators other than these, and without functions
     that only those need; line numbers stay. A file that binds nothing stays complete.
 
     functions: names of further functions that other files need.
     """
-    found = outline(text, model)
+    found = outline(text)
     needed = set(operators)
     if not found.operators:
         return text

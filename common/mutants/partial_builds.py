@@ -101,7 +101,7 @@ Change = tuple[Path, str]  # a file, source or header, and its changed text
 Made = TypeVar("Made")
 
 
-class _Once(Generic[Made]):
+class Once(Generic[Made]):
     """Values made once, by the first thread that needs them, while others wait."""
 
     def __init__(self) -> None:
@@ -109,6 +109,7 @@ class _Once(Generic[Made]):
         self._made: dict[object, Future[Made]] = {}
 
     def get(self, key: object, make: Callable[[], Made]) -> Made:
+        """Return the value of this key; `make` returns it at first. Raise what that raised."""
         with self._lock:
             future = self._made.get(key)
             mine = future is None
@@ -155,9 +156,9 @@ class PartialBuilds:
         for source in day.library_sources:
             out = self._folder / source.stem
             self._rewriters[source] = Variants(source, out, [ROOT], platform.model)
-        self._originals: _Once[Path] = _Once()
-        self._codes: _Once[str] = _Once()
-        self._narrowed: _Once[list[str]] = _Once()
+        self._originals: Once[Path] = Once()
+        self._codes: Once[str] = Once()
+        self._narrowed: Once[list[str]] = Once()
 
     def _front(self) -> list[str]:
         """Return the compile command. It looks up its files in the cache for each compilation,

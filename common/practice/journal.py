@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.base.refusal import UsageError
 from common.report.files import ResultsError, write_atomically
 
 FORMAT = 1
@@ -25,7 +26,7 @@ def practice_folder(root: Path) -> Path:
     return root.parent / "practice"
 
 
-class JournalError(Exception):
+class JournalError(UsageError):
     """The file cannot be read or written; the message names it and the remedy."""
 
 

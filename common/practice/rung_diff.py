@@ -8,21 +8,18 @@ from pathlib import Path
 
 from common.base.days import Day
 from common.base.figures import duration
+from common.base.refusal import UsageError
 from common.mutants.outline import Declaration, Outline, outlines_of, reached_together
 from common.report.stored import read_stored
 
 CONTEXT = 3  # unchanged lines around a change
 
 
-class RungDiffError(Exception):
-    """Two rungs cannot be compared; the message contains the reason, and lists the rungs."""
-
-
 def pairs_of(day: Day, first: str, second: str) -> list[tuple[str, str]]:
     """Return the pairs of operators that two words name, in the order of the source.
 
     first, second: whole names ("softmax_v2_online"), or versions ("v2", "v3"), which give a pair
-    for each ladder that has both. Raise RungDiffError if they name no pair.
+    for each ladder that has both. Raise UsageError if they name no pair.
     """
     names = [name for outline in outlines_of(day).values() for name in sorted(outline.operators)]
     found = [
@@ -34,7 +31,7 @@ def pairs_of(day: Day, first: str, second: str) -> list[tuple[str, str]]:
         if first == one or second == other or _stem(one) == _stem(other)
     ]
     if not found:
-        raise RungDiffError(
+        raise UsageError(
             f"--diff: {first!r} and {second!r} name no two rungs of one ladder of day "
             f"{day.number}; it has {', '.join(names)}"
         )

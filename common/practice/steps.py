@@ -16,6 +16,7 @@ from typing import TypeVar
 from common.base.compiling import sources_of
 from common.base.day_files import Step
 from common.base.days import Day
+from common.base.refusal import UsageError
 from common.cpu.lexer import tokenize
 from common.cpu.syntax import TokenError
 from common.mutants.outline import (
@@ -34,7 +35,7 @@ MARK = "your turn:"  # in a comment
 _WIDTH = 98
 
 
-class ExerciseError(Exception):
+class ExerciseError(UsageError):
     """The exercise cannot be found in a file; the message names the missing part."""
 
 

@@ -45,8 +45,10 @@ from common.process.events import (
     Over,
     Planned,
     Stage,
+    Table,
     TurnOver,
 )
+from common.report.columns import beside, untimed
 
 # Beginning of the reason of a rung that failed by its traced accesses.
 ACCESSES_FOUND = "by its accesses:"
@@ -60,6 +62,8 @@ MEMORY_FULL = re.compile(r"out of memory|OutOfMemoryError|ALLOC_FAILED", re.IGNO
 def chosen_problems(lesson: Lesson, options: RunOptions) -> tuple[Problem, ...]:
     """Return the day's problems with the rungs to run."""
     problems = lesson.problems
+    if options.rivals:
+        problems = tuple(replace(p, libraries=(*p.libraries, *p.rivals)) for p in problems)
     if options.alone:
         problems = tuple(
             replace(p, libraries=(), rungs=tuple(replace(r, target=None) for r in p.rungs))
@@ -191,22 +195,28 @@ def _shows(run: Run, lesson: Lesson) -> bool:
     )
 
 
-def _show(run: Run, lesson: Lesson, operators: Any) -> None:
-    """Run the day's `show`, whose output and files go to the runner."""
+def _show(run: Run, lesson: Lesson, operators: Any) -> bool:
+    """Run the day's `show`, whose output and files go to the runner. Return False if other days
+    fill the memory."""
     assert lesson.show is not None
     run.stage("", "showing what it does")
     try:
         files = lesson.show(operators, run.backend.device)
         run.backend.synchronize()
     except Exception as error:
-        if lacks := lacking(message_of(error)):
+        message = message_of(error)
+        if lacks := lacking(message):
             print(f"nothing to show: {lacks}")
-            return
-        reason, details = explain(error)
-        run.channel.emit(Ended(FAIL, f"show: {reason}", details))
+        elif _others_fill_memory(run, message):
+            return False
+        else:
+            reason, details = explain(error)
+            run.channel.emit(Ended(FAIL, f"show: {reason}", details))
+            _device_works(run, "show")
     else:
         if files:
             run.channel.emit(Made(files))
+    return True
 
 
 @dataclass
@@ -272,8 +282,12 @@ def _others_fill_memory(run: Run, *messages: str) -> bool:
 
 
 def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]) -> None:
-    """Do the rest of the day with the device for itself, if there is any."""
+    """Do the rest of the day, and what must not be disturbed with the device for itself."""
     shows = _shows(run, lesson)
+    if shows and not lesson.show_times:
+        shows = not _show(run, lesson, operators)
+        if run.broken:
+            return
     if not shows and not any(each.pending or each.again for each in checked):
         return
     if run.backend.name == "cuda":
@@ -281,7 +295,9 @@ def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]
             if calls := each.timed_calls(run):
                 run.stage("", "warming up", each.problem.name)
                 with without_advice():
-                    warm_up(each.problem, calls, run.backend, quick=run.options.quick)
+                    culprit = warm_up(each.problem, calls, run.backend, quick=run.options.quick)
+                if culprit and not _device_works(run, culprit):
+                    return
     # Other days run while this one waits.
     expectations.clear()
     run.backend.release_memory()
@@ -292,7 +308,8 @@ def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]
         if run.broken:
             break
     else:
-        if shows:
+        if shows and not _show(run, lesson, operators):
+            _be_last(run)
             _show(run, lesson, operators)
     run.channel.emit(TurnOver())
 
@@ -324,6 +341,11 @@ def _finish_problem(run: Run, checked: _Checked, operators: Any) -> None:
         _time_problem(run, problem, calls, {name: pending[name] for name in calls})
     for outcome in pending.values():
         run.tell(Finished(outcome))
+    timed = [outcome for outcome in pending.values() if outcome.timing is not None]
+    if run.options.rivals and timed:
+        run.channel.emit(Table(problem.name, *beside(timed[-1])))
+        if missing := untimed(timed[-1]):
+            run.channel.emit(Table("", ["not timed"], [[line] for line in missing]))
 
 
 @without_advice()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.base.figures import (
     duration,
@@ -74,6 +74,30 @@ def _host(timing: Timing) -> str:
     if timing.host_us is None or timing.pytorch_host_us is None:
         return ""
     return f"{significant(timing.host_us)} ({significant(timing.pytorch_host_us)})"
+
+
+def beside(outcome: RungOutcome) -> tuple[list[str], list[list[str]]]:
+    """Return a table of a timed rung, PyTorch and all libraries, the fastest first: its header and
+    rows."""
+    timing = outcome.timing
+    assert timing is not None
+    times = {outcome.rung: timing.ms, **timing.libraries}
+    if timing.pytorch_ms is not None:
+        times["PyTorch"] = timing.pytorch_ms
+    rows = []
+    for name, ms in sorted(times.items(), key=lambda item: item[1]):
+        scale = timing.ms / ms
+        moved = timing.gbs and timing.gbs * scale
+        computed = timing.tflops and timing.tflops * scale
+        shown = rate(replace(timing, gbs=moved, tflops=computed))
+        rows.append([library_name(name), duration(ms / 1e3), shown, ratio(ms, timing.ms)])
+    return ["", "time", "rate", f"× {outcome.rung}"], rows
+
+
+def untimed(outcome: RungOutcome) -> list[str]:
+    """Return a line for each library that could not be timed with the rung, with the reason."""
+    missing = outcome.timing.missing if outcome.timing else {}
+    return [f"{library_name(name)}: {reason}" for name, reason in missing.items()]
 
 
 PEAK = (

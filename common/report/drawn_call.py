@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from common.base.decoding import decode
@@ -32,12 +32,9 @@ class DrawnCall:
     notes: list[str] = field(default_factory=list)
     more: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @staticmethod
     def from_json(data: Any) -> DrawnCall:
-        """Return the drawing from the data of `to_json`. Raise PlainError, naming the field."""
+        """Return the drawing from its plain data. Raise PlainError, naming the field."""
         drawing: DrawnCall = decode(DrawnCall, data)
         return drawing
 

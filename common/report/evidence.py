@@ -9,17 +9,13 @@ accesses are counted on the small timing cases of the CPU backend.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from common.base.day_files import DayFileError, text_of
-from common.base.decoding import PlainError, decode, parse
 from common.base.toolchain import sm
 from common.report.columns import markdown_table
-from common.report.files import ResultsError
+from common.report.files import line_by_line, read_record
 
 EVIDENCE = "evidence.json"  # in a day's folder of results
 FORMAT = 1
@@ -111,26 +107,13 @@ def to_text(evidence: Evidence) -> str:
     """Return the file's text: a line per kernel."""
     data = asdict(evidence)
     lists = {name: data.pop(name) for name in ("codes", "runs")}
-    lines = [f"{_dump(key)}: {_dump(value)}" for key, value in {"format": FORMAT, **data}.items()]
-    for name, items in lists.items():
-        lines.append(f"{_dump(name)}: [\n" + ",\n".join(map(_dump, items)) + "\n]")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return line_by_line({"format": FORMAT, **data}, lists)
 
 
 def from_text(path: Path) -> Evidence:
     """Return the evidence in the file. Raise ResultsError, naming the file, if it is invalid."""
-    try:
-        data: dict[str, Any] = decode(dict[str, Any], parse(text_of(path)), "the file")
-        if (found := data.pop("format", None)) != FORMAT:
-            raise PlainError(f"format {found!r}, not {FORMAT}")
-        evidence: Evidence = decode(Evidence, data)
-    except (DayFileError, PlainError) as error:
-        raise ResultsError(f"{path} holds no evidence: {error}") from None
+    evidence: Evidence = read_record(path, Evidence, FORMAT, "evidence")
     return evidence
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 # --- the table --------------------------------------------------------------------------------

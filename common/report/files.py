@@ -1,18 +1,25 @@
-"""Write result files completely or not at all."""
+"""Write result files completely or not at all, and read stored ones strictly."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from common.base.day_files import DayError, text_of
+from common.base.decoding import PlainError, decode, parse
+from common.base.refusal import CommandError
 
 LEAST = 1 << 20  # free bytes for a file of results: a run of all days writes as many
 
 
-class ResultsError(Exception):
+class ResultsError(CommandError):
     """Results cannot be read, written or stored; the message contains the reason."""
 
 
@@ -59,3 +66,27 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             if temporary:
                 os.unlink(temporary)
+
+
+def line_by_line(head: Mapping[str, object], lists: Mapping[str, Sequence[object]]) -> str:
+    """Return a JSON object: a line for each value of `head`, and for each item of the lists."""
+
+    def dump(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    lines = [f"{dump(name)}: {dump(value)}" for name, value in head.items()]
+    for name, items in lists.items():
+        lines.append(f"{dump(name)}: [\n" + ",\n".join(map(dump, items)) + "\n]")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def read_record(path: Path, kind: type, expected: int, what: str) -> Any:
+    """Return the dataclass in a file, which has this format's number. what: its content, for the
+    message. Raise ResultsError, naming the file, if it is invalid."""
+    try:
+        data: dict[str, Any] = decode(dict[str, Any], parse(text_of(path)), "the file")
+        if (found := data.pop("format", None)) != expected:
+            raise PlainError(f"format {found!r}, not {expected}")
+        return decode(kind, data)
+    except (DayError, PlainError) as error:
+        raise ResultsError(f"{path} holds no {what}: {error}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from common.base.days import Day
 from common.base.figures import rate
@@ -14,27 +13,21 @@ from common.report.plot import Bar, Bars, Problem, drawn, problems_of
 CLIMB = (7, 8, 51, 52, 54, 56)
 
 
-@dataclass(frozen=True)
-class Step:
-    """The bar of a day."""
-
-    day: int
-    bar: Bar
-
-
-def steps_of(days: Sequence[Day], results: Mapping[int, Sequence[RungOutcome]]) -> list[Step]:
-    """Return the measured steps of the climb. results: the rungs of each day."""
+def steps_of(
+    days: Sequence[Day], results: Mapping[int, Sequence[RungOutcome]]
+) -> list[tuple[int, Bar]]:
+    """Return the measured steps of the climb, days with bars. results: the rungs of each day."""
     titles = {day.number: day.title for day in days}
-    steps: list[Step] = []
+    steps: list[tuple[int, Bar]] = []
     for number in CLIMB:
         problems = problems_of(results.get(number, ()))
         if number not in titles or not problems:
             continue
         problem = problems[0]
         if not steps:
-            steps.append(Step(number, _bar(f"day {number}: a first kernel", problem, 0)))
+            steps.append((number, _bar(f"day {number}: a first kernel", problem, 0)))
         fastest = problem.rates.index(max(problem.rates))
-        steps.append(Step(number, _bar(f"day {number}: {titles[number]}", problem, fastest)))
+        steps.append((number, _bar(f"day {number}: {titles[number]}", problem, fastest)))
     return steps
 
 
@@ -47,5 +40,5 @@ def _bar(label: str, problem: Problem, index: int) -> Bar:
 
 def climb(days: Sequence[Day], results: Mapping[int, Sequence[RungOutcome]]) -> str:
     """Return the SVG of the climb; "" if nothing of it is measured. results: see `steps_of`."""
-    bars = [step.bar for step in steps_of(days, results)]
+    bars = [bar for _, bar in steps_of(days, results)]
     return drawn([Bars("Matrix products", bars)], "cuBLAS, as PyTorch calls it") if bars else ""

@@ -1,4 +1,4 @@
-"""Collect the course's terms with their meanings and days, and find uses before these days."""
+"""Collect the course's terms with their meanings and days."""
 
 from __future__ import annotations
 
@@ -61,78 +61,3 @@ def glossary(days: Sequence[Day]) -> list[str]:
 
 def _shown(term: Term) -> str:
     return f"{term.name} ({', '.join(term.also)})" if term.also else term.name
-
-
-GENERATED = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
-_FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-_CODE = re.compile(r"`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)]*\)|<!--.*?-->", re.DOTALL)
-_COMMENT = re.compile(r"(?:^[ \t]*//.*\n?)+|//.*", re.MULTILINE)
-
-
-def prose_of(day: Day) -> dict[Path, list[str]]:
-    """Return the prose of a day, by file, in paragraphs: the README without code and generated
-    blocks, and the comments of its sources."""
-    found: dict[Path, list[str]] = {}
-    readme = day.folder / "README.md"
-    if readme.is_file():
-        text = readme.read_text(encoding="utf-8")
-        for pattern in (GENERATED, _FENCED, _CODE):
-            text = pattern.sub(" ", text)
-        found[readme] = re.split(r"\n\s*\n|\n(?=- |\d+\. )", text)
-    for source in (day.source, *day.extra_sources, *day.headers):
-        if source.suffix in (".cu", ".cpp", ".cuh"):
-            text = source.read_text(encoding="utf-8")
-            found[source] = [re.sub(r"^\s*//", "", c, flags=re.M) for c in _COMMENT.findall(text)]
-    return found
-
-
-def used_too_early(days: Sequence[Day]) -> list[str]:
-    """Return a line for each term that a day uses before the day that introduces it.
-
-    A paragraph that names that day ("bank conflicts (day 14)") may use its terms.
-    """
-    known, where = terms(), introduced(days)
-    found = []
-    for day in days:
-        later = [known[n] for n, at in where.items() if at.number > day.number and n in known]
-        for file, paragraphs in prose_of(day).items():
-            for paragraph in paragraphs:
-                for term in later:
-                    at = where[term.name].number
-                    match = term.pattern.search(paragraph)
-                    if match and not re.search(rf"\bday(?:s \d+ (?:to|and))? {at}\b", paragraph):
-                        around = paragraph[max(0, match.start() - 40) : match.end() + 40]
-                        said = " ".join(around.split())
-                        name = f"{file.parent.name}/{file.name}: {term.name!r}"
-                        found.append(f"{name} is taught on day {at}: … {said} …")
-    return found
-
-
-# Words that Nsight's reports, NVIDIA's guide and papers do not use, with their replacements.
-_UNIT = (
-    r"(?:row|thread|block|warp|element|step|level|sum|launch|call|tile|lane|multiprocessor|clock|"
-    r"pixel|column|head|key|query|rung)"
-)
-_VERB = r"(?! (?:may|can|must|has|needs|is|does|uses|holds|reads))"
-AVOIDED = {
-    rf"(?:bytes|barriers?|numbers?|operations|atomics?|elements|registers|outputs|blocks?|warps?|"
-    rf"threads?|two|three|four|eight|\d+) an? {_UNIT}{_VERB}": "per: one block per row",
-    r"turned (?:matrix|tile|copy|round)": "transposed",
-    r"on (?:its|their) way": "in flight",
-    r"parts? ways": "diverge",
-    r"anybody|nobody|whoever": "name the threads or blocks",
-    r"mend(?:s|ed)?": "fix",
-}
-
-
-def avoided_words(days: Sequence[Day]) -> list[str]:
-    """Return a line for each use of a word that the course avoids, with what to write instead."""
-    found = []
-    for day in days:
-        for file, paragraphs in prose_of(day).items():
-            for paragraph in paragraphs:
-                for words, instead in AVOIDED.items():
-                    for match in re.finditer(rf"\b(?:{words})\b", paragraph, re.IGNORECASE):
-                        said = " ".join(match.group().split())
-                        found.append(f"{file.parent.name}/{file.name}: {said!r}: write {instead}")
-    return found

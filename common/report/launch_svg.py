@@ -209,7 +209,7 @@ def _draw_line(
         index = line[number]
         if index not in cells:
             left = x + number * step
-            _draw_frame(drawing, left, y, width, "wrong")
+            _draw_frame(drawing, left, y, width)
             drawing.text(left + width / 2, y + 15, NEVER, "wrong", size=_SMALL, anchor="middle")
             number += 1
             continue
@@ -232,10 +232,10 @@ def _draw_line(
         number = end
 
 
-def _draw_frame(drawing: Drawing, x: float, y: float, width: float, colour: str) -> None:
+def _draw_frame(drawing: Drawing, x: float, y: float, width: float) -> None:
     right, bottom = x + width - 1, y + _HEIGHT - 1
     corners = [(x + 1, y + 1), (right, y + 1), (right, bottom), (x + 1, bottom), (x + 1, y + 1)]
-    drawing.line(corners, colour, width=1.5, dashes="3 2")
+    drawing.line(corners, "wrong", width=1.5, dashes="3 2")
 
 
 # ---------------------------------------------------------------- shared arrays

@@ -410,14 +410,14 @@ def climb_block(days: Sequence[Day], stored: dict[int, list[Stored]]) -> str:
     steps = steps_of(days, first_results(stored))
     if not steps:
         return "Not measured yet."
-    first, last = steps[0], steps[-1]
-    where = stored[last.day][0].where["gpu"]
+    (first, slow), *_, (last, fast) = steps
+    where = stored[last][0].where["gpu"]
     words = (
-        f"Matrix products on {in_markdown(where)}, from the first kernel of day {first.day} "
-        f"({first.bar.text}) to day {last.day} ({last.bar.text}). The line across the bars is "
+        f"Matrix products on {in_markdown(where)}, from the first kernel of day {first} "
+        f"({slow.text}) to day {last} ({fast.text}). The line across the bars is "
         "NVIDIA's own library, cuBLAS, as PyTorch calls it; grey ends where the chip does."
     )
-    picture = f"![The rates of matrix products from day {first.day} to day {last.day}]({CHART})"
+    picture = f"![The rates of matrix products from day {first} to day {last}]({CHART})"
     return "\n".join([picture, "", *textwrap.wrap(words, 110)])
 
 

@@ -15,11 +15,10 @@ from common.base.days import Day
 from common.base.figures import counted, rate
 from common.base.outcome import FAIL, PASS, DayOutcome, RungOutcome
 from common.base.verdict import Score
-from common.base.where import device_name, versions
 from common.report.columns import HOST, MARKDOWN, PROGRESS
 from common.report.comparison import QUIET, Change
 from common.report.glossary import introduced, terms
-from common.report.markdown import CAUGHT, Stored, best_rung, kills
+from common.report.markdown import CAUGHT, best_rung, kills
 from common.report.roofline import roofline
 from common.report.terminal import checked
 
@@ -85,17 +84,6 @@ def _bars(rungs: list[RungOutcome]) -> list[Bar]:
         shown = rate(timing) if timing else ""
         bars.append(Bar(rung, width, shown, " · ".join(figures), checked(rung)))
     return bars
-
-
-def from_stored(stored: dict[int, list[Stored]]) -> tuple[list[DayOutcome], list[str]]:
-    """Return the stored outcomes, from each day's first GPU, and the machines that measured
-    them."""
-    outcomes, where = [], dict[str, None]()
-    for number, found in sorted(stored.items()):
-        one = found[0]
-        outcomes.append(DayOutcome(number, f"day{number:02d}", "", PASS, rungs=one.rungs))
-        where[f"{device_name(one.where)}: {versions(one.where)}"] = None
-    return outcomes, list(where)
 
 
 def page(

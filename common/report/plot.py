@@ -127,12 +127,12 @@ class Bar:
     problem: Problem
 
 
+@dataclass
 class Bars:
     """A group of bars with one scale."""
 
-    def __init__(self, title: str, bars: list[Bar]):
-        self.title = title
-        self.bars = bars
+    title: str
+    bars: list[Bar]
 
     @property
     def problems(self) -> list[Problem]:

@@ -18,24 +18,23 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from common.base.ceilings import Ceilings, by_gpu, ceilings_files, share_of
-from common.base.day_files import DayFileError, text_of
 from common.base.days import Day, discover, load_lesson
 from common.base.declaration import Target
-from common.base.decoding import PlainError, decode, parse
+from common.base.decoding import PlainError
 from common.base.figures import numbers
-from common.base.outcome import FAIL, SKIP, DayOutcome, RungOutcome, Timing
+from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Timing
 from common.base.paths import ROOT
 from common.base.targets import all_met
 from common.base.verdict import Score
 from common.base.where import slug
 from common.report import evidence, markdown
 from common.report.evidence import EVIDENCE, Evidence
-from common.report.files import ResultsError, write_atomically
+from common.report.files import ResultsError, line_by_line, read_record, write_atomically
 from common.report.markdown import Stored
 from common.report.runs import FORMAT
 
@@ -169,6 +168,18 @@ def read_stored(root: Path = ROOT, days: str = "day*") -> dict[int, list[Stored]
     return _by_day(_read_files(root, days), _ceilings(root))
 
 
+def as_runs(results: dict[int, list[Stored]]) -> list[dict[str, Any]]:
+    """Return the results of each day on its first GPU as a run."""
+    firsts = [(number, found[0]) for number, found in sorted(results.items())]
+    return [
+        {
+            "where": one.where,
+            "days": [DayOutcome(number, f"day{number:02d}", "", PASS, rungs=one.rungs).to_json()],
+        }
+        for number, one in firsts
+    ]
+
+
 def _ceilings(root: Path, made: dict[Path, str] | None = None) -> dict[str, Ceilings]:
     """Return the stored ceilings by the GPU's slug. made: new files, which replace stored ones.
     Raise ResultsError for an invalid file."""
@@ -237,7 +248,7 @@ def store_scores(scores: Sequence[Score], root: Path = ROOT) -> list[str]:
     generated = markdown.generated(root, read_stored(root), known, _ceilings(root))
     said = []
     for score in scores:
-        text = json.dumps({"format": FORMAT, **score.to_json()}, ensure_ascii=False, indent=1)
+        text = json.dumps({"format": FORMAT, **asdict(score)}, ensure_ascii=False, indent=1)
         write_atomically(_folder(root, score.day) / MUTANTS, text + "\n")
     if scores:
         days = numbers(score.day for score in scores)
@@ -257,14 +268,9 @@ def store_evidence(found: Sequence[Evidence], root: Path = ROOT) -> list[str]:
 def read_scores(root: Path = ROOT, days: str = "day*") -> dict[int, Score]:
     """Return the stored scores of these days, a pattern of folders, by day. Raise ResultsError for
     an invalid file."""
-    found = {}
-    for path in sorted((root / "days").glob(f"{days}/{RESULTS}/{MUTANTS}")):
-        try:
-            score: Score = decode(Score, _read(path))
-        except (DayFileError, PlainError) as error:
-            raise ResultsError(f"{path} holds no score of mutants: {error}") from None
-        found[score.day] = score
-    return found
+    paths = sorted((root / "days").glob(f"{days}/{RESULTS}/{MUTANTS}"))
+    scores = [read_record(path, Score, FORMAT, "score of mutants") for path in paths]
+    return {score.day: score for score in scores}
 
 
 # --- the file of a day ------------------------------------------------------------------------
@@ -274,31 +280,14 @@ def to_text(one: Stored) -> str:
     """Return the file's text: a line per rung, without fields that have their default or are
     derived."""
     head = {"format": FORMAT, "day": one.day, "where": one.where, "output": one.output}
-    lines = [f"{json.dumps(key)}: {_dump(value)}," for key, value in head.items()]
-    rungs = ",\n".join(_dump(_lean(rung)) for rung in one.rungs)
-    return "\n".join(["{", *lines, '"rungs": [', rungs, "]", "}"]) + "\n"
+    return line_by_line(head, {"rungs": [_lean(rung) for rung in one.rungs]})
 
 
 def from_text(path: Path) -> Stored:
     """Return the stored result in the file. Raise ResultsError, naming the file, if it is
     invalid."""
-    try:
-        found: Stored = decode(Stored, _read(path))
-    except (DayFileError, PlainError) as error:
-        raise ResultsError(f"{path} holds no stored result: {error}") from None
+    found: Stored = read_record(path, Stored, FORMAT, "stored result")
     return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the fields of a stored file except its format. Raise DayFileError, PlainError."""
-    data: dict[str, Any] = decode(dict[str, Any], parse(text_of(path)), "the file")
-    if (found := data.pop("format", None)) != FORMAT:
-        raise PlainError(f"format {found!r}, not {FORMAT}")
-    return data
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _lean(item: RungOutcome | Timing) -> dict[str, Any]:

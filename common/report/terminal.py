@@ -128,7 +128,8 @@ def example_line(text: str) -> Line:
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table as plain lines, the first column left-aligned and the others right-aligned."""
+    """Return a table as plain lines, indented, the first column left-aligned and the others
+    right-aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, *rows]:
@@ -136,7 +137,7 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
             row[0].ljust(widths[0]),
             *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
         ]
-        lines.append("  ".join(cells).rstrip())
+        lines.append("  ".join(["", *cells]).rstrip())
     return lines
 
 
@@ -393,7 +394,7 @@ class Report:
         if title:
             self.line([(title, "bold")])
         for text in table_lines(header, rows):
-            self.line([(f"  {text}", "")])
+            self.line([(text, "")])
 
     def legend(self, outcomes: Sequence[DayOutcome]) -> None:
         """Show the meaning of the rungs' lines."""

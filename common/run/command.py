@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +11,12 @@ from pathlib import Path
 from common.base.cache import keep_compilers_caches
 from common.base.ceilings import ceilings_of
 from common.base.compiling import BuildError
-from common.base.day_files import DayFileError, text_of
+from common.base.day_files import DayError, text_of
 from common.base.days import Day, read_day
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, DayOutcome, Skip
 from common.base.paths import ROOT
+from common.base.refusal import CommandError, UsageError
 from common.base.toolchain import Platform, ToolchainError, detect, leave_preload, sm
 from common.base.where import cores, where
 from common.cpu import libraries, models
@@ -30,11 +30,8 @@ from common.report.files import ResultsError, check_writable, write_atomically
 from common.report.terminal import Report
 from common.run.exit_status import (
     EXIT_FAILED,
-    EXIT_USAGE,
     Interrupted,
-    Refused,
     exit_code,
-    refuse,
     signals_raise,
 )
 from common.run.reports import write_page
@@ -46,8 +43,9 @@ from common.run.runner import (
     devices,
 )
 from common.run.scheduling import capacity, keep_seconds, longest_first, seconds_file
-from common.run.selection import Selection, SelectionError, select
+from common.run.selection import Selection, select
 
+RIVALS_ON_GPU = "--rivals are libraries for a GPU, and there is none here"
 MODEL_ON_GPU = "--model is the card that the CPU backend plays: it goes with --device cpu"
 
 NO_CEILINGS = "this GPU's ceilings are unknown, so no shares are shown: run_day.py 50 measures them"
@@ -92,31 +90,20 @@ class _Import(threading.Thread):
 
 
 def run(options: RunOptions) -> int:
-    """Execute the options and return the exit code."""
+    """Execute the options and return the exit code. Raise CommandError."""
     report = Report(colour=options.colour, verbose=options.verbose)
-    try:
-        selection = select(options.selected, options.days, options.shard, options.whole_days)
-        if options.swap:
-            options, selection = _swapped(options, selection, *options.swap)
-    except SelectionError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        check_targets(options)
-    except ResultsError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    selection = select(options.selected, options.days, options.shard, options.whole_days)
+    if options.swap:
+        options, selection = _swapped(options, selection, *options.swap)
+    check_targets(options)
     try:
         for arch in options.archs:
             sm(arch)
-    except ToolchainError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
         options = replace(options, model=models.chosen(options.model) if options.model else "")
+    except ToolchainError as error:
+        raise UsageError(str(error)) from None
     except models.ModelError as error:
-        print(f"run_day.py: --model: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        raise UsageError(f"--model: {error}") from None
     if options.in_process:
         leave_preload()
     with signals_raise():
@@ -139,12 +126,12 @@ def _swapped(
     options: RunOptions, selection: Selection, original: Path, other: Path
 ) -> tuple[RunOptions, Selection]:
     """Return the options and the selection with `other` in place of a file of the days; both paths
-    as in the days. Raise SelectionError if no day has such a file."""
+    as in the days. Raise UsageError if no day has such a file."""
     try:
         for path in (original, other):
             text_of(path)
-    except DayFileError as error:
-        raise SelectionError(f"--swap: {error}") from None
+    except DayError as error:
+        raise UsageError(f"--swap: {error}") from None
     other = other.absolute()
     files = [
         file
@@ -153,7 +140,7 @@ def _swapped(
         if file.samefile(original)
     ]
     if not files:
-        raise SelectionError(f"--swap: {original} is no source of the days that are named")
+        raise UsageError(f"--swap: {original} is no source of the days that are named")
     days = tuple(
         linked_for(day.with_source(files[0], other), options.rungs) for day in selection.days
     )
@@ -162,11 +149,7 @@ def _swapped(
 
 def _run(options: RunOptions, selection: Selection, report: Report) -> int:
     began = time.monotonic()
-    try:
-        platform = prepare(options, selection, report)
-    except Refused as refused:
-        report.close()
-        return refuse(refused)
+    platform = prepare(options, selection, report)
     broken = [
         DayOutcome(number, f"day{number:02d}", "", FAIL, str(error).replace(f"{ROOT}/", ""))
         for number, error in selection.broken.items()
@@ -207,16 +190,15 @@ def _in_order(outcomes: Sequence[DayOutcome]) -> list[DayOutcome]:
 
 
 def prepare(options: RunOptions, selection: Selection, report: Report) -> Platform:
-    """Return the platform that days run on, after importing PyTorch meanwhile. Raise Refused."""
+    """Return the platform that days run on; import PyTorch meanwhile. Raise CommandError."""
     keep_compilers_caches()
     importing = _Import()
     report.status("importing PyTorch")
-    try:
-        platform = detect(options.device)
-    except ToolchainError as error:
-        raise Refused([str(error)]) from None
+    platform = detect(options.device)
     if options.model and platform.device != "cpu":
-        raise Refused([MODEL_ON_GPU], EXIT_USAGE)
+        raise UsageError(MODEL_ON_GPU)
+    if options.rivals and platform.device != "cuda":
+        raise UsageError(RIVALS_ON_GPU)
     if platform.note:
         report.text(f"note: {platform.note}", "yellow")
     platform = replace(platform, model=options.model)
@@ -233,15 +215,13 @@ def prepare(options: RunOptions, selection: Selection, report: Report) -> Platfo
     try:
         importing.wait(options.attend)
     except (ImportError, OSError) as error:
-        raise Refused(
-            [
-                f"{type(error).__name__}: {error}",
-                "PyTorch, or something beside it, cannot be imported; "
-                "python run_day.py --doctor says more",
-            ]
+        raise CommandError(
+            f"{type(error).__name__}: {error}",
+            "PyTorch, or something beside it, cannot be imported; "
+            "python run_day.py --doctor says more",
         ) from None
     if findings := _obstacles(options, selection, platform):
-        raise Refused(findings)
+        raise CommandError(*findings)
     return platform
 
 
@@ -368,7 +348,7 @@ def _store(
     if not (options.json or options.html or svg or write):
         return True
     complete = options.mode == "run" and options.bench and not (options.quick or options.rungs)
-    run = reports.describe(where(platform), outcomes, complete)
+    run = reports.describe(where(platform, options.rivals), outcomes, complete)
     try:
         if options.json:
             reports.write_json(options.json, [run])

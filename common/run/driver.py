@@ -21,7 +21,7 @@ def main(file: str, argv: list[str] | None = None) -> int:
     # Ctrl-C during the imports, torch's among them, ends the process without a traceback.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from common.base.compiling import BuildError
-    from common.base.days import DayError
+    from common.base.day_files import DayError
     from common.base.outcome import Skip
     from common.base.toolchain import ToolchainError
     from common.run.direct_run import RIGHT, WRONG, run

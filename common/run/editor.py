@@ -19,7 +19,7 @@ from typing import Any
 
 from common.base.compiling import torch_includes
 from common.base.paths import ROOT
-from common.base.toolchain import VARIANT_VARIABLE, ToolchainError, cuda_headers, torch_version
+from common.base.toolchain import VARIANT_VARIABLE, cuda_headers, torch_version
 from common.build.nvcc import BINDING
 from common.report.files import ResultsError, write_atomically
 
@@ -48,13 +48,10 @@ Diagnostics:
 
 
 def main(root: Path) -> int:
-    """Write the files, print those written and those left unchanged; return the exit code."""
-    try:
-        written = write_editor_files(root)
-        left = [path for path, text in editor_files(root).items() if _text(path) != text]
-    except (ToolchainError, ResultsError) as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return 1
+    """Write the files, print those written and those left unchanged; return the exit code. Raise
+    CommandError."""
+    written = write_editor_files(root)
+    left = [path for path, text in editor_files(root).items() if _text(path) != text]
     for path in written:
         print(f"wrote {path.relative_to(root)}")
     for path in left:

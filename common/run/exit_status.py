@@ -1,4 +1,4 @@
-"""Define a command's exit status: after its outcomes, a refusal or a signal."""
+"""Define a command's exit status: after its outcomes or a signal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ from contextlib import contextmanager
 from common.base.outcome import FAIL, PASS, DayOutcome
 from common.process.child import end_strays
 
-EXIT_PASSED, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_PASSED, EXIT_FAILED = 0, 1
 
 SWALLOWED = 0.01  # seconds after which a signal that Python has swallowed is sent again
-
-
-class Refused(Exception):
-    """A run that cannot begin. lines: the reasons. code: the exit code."""
-
-    def __init__(self, lines: Sequence[str], code: int = EXIT_FAILED):
-        super().__init__("\n".join(lines))
-        self.lines, self.code = list(lines), code
 
 
 class Interrupted(BaseException):
@@ -73,10 +65,3 @@ def signals_raise() -> Iterator[None]:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def refuse(refused: Refused) -> int:
-    """Print why a run cannot begin; return the exit code."""
-    for line in refused.lines:
-        print(f"run_day.py: {line}", file=sys.stderr)
-    return refused.code

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from dataclasses import asdict
 from typing import Any
 
 from common.base.compiling import BuildError
@@ -17,14 +17,14 @@ from common.base.days import Day
 from common.base.figures import counted, duration
 from common.base.options import RunOptions
 from common.base.paths import ROOT
-from common.base.toolchain import Platform, ToolchainError, detect
+from common.base.refusal import CommandError
+from common.base.toolchain import Platform, detect
 from common.base.verdict import (
     EQUIVALENT,
     GOAL,
     KILLED,
     STILLBORN,
     SURVIVED,
-    Score,
     Verdict,
     score,
 )
@@ -37,14 +37,11 @@ from common.run.doctor import obstacles
 from common.run.exit_status import (
     EXIT_FAILED,
     EXIT_PASSED,
-    EXIT_USAGE,
     Interrupted,
-    Refused,
-    refuse,
     signals_raise,
 )
 from common.run.runner import jobs_allowed
-from common.run.selection import SelectionError, select
+from common.run.selection import select
 
 POLL = 0.2  # seconds between checks for finished days
 
@@ -56,22 +53,14 @@ def today_as_seed() -> int:
 
 def run(options: RunOptions, choice: Choice) -> int:
     """Try the mutants of the selected days and return the exit code: 0 if each of them kills at
-    least 95 %, and its list of equivalent mutants holds."""
+    least 95 %, and its list of equivalent mutants holds. Raise CommandError."""
     report = Report(colour=options.colour)
-    try:
-        selection = select(options.selected, options.days, options.shard, further=True)
-    except SelectionError as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        if options.json:
-            check_writable(options.json)
-        platform = detect("cpu")
-    except (ToolchainError, ResultsError) as error:
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    selection = select(options.selected, options.days, options.shard, further=True)
+    if options.json:
+        check_writable(options.json)
+    platform = detect("cpu")
     if wrong := obstacles():
-        return refuse(Refused(wrong))
+        raise CommandError(*wrong)
     for note in selection.notes:
         report.text(note, "yellow")
     if platform.note:
@@ -203,7 +192,12 @@ class _Run:
         self._write_json(found)
         if not self.options.write:
             return
-        scores = [final_score(state, self.choice) for state in found if not state.error]
+        date, complete = datetime.date.today().isoformat(), self.choice.complete
+        scores = [
+            score(state.day.number, state.verdicts, complete, date)
+            for state in found
+            if not state.error
+        ]
         try:
             for text in stored.store_scores(scores, self.options.days.parent):
                 self.report.text(text)
@@ -222,12 +216,6 @@ class _Run:
             reports.write_mutants(self.options.json, days, datetime.date.today().isoformat())
         except ResultsError as error:
             self._not_stored(error)
-
-
-def final_score(state: DayReport, choice: Choice) -> Score:
-    """Return a day's score in the form that is stored."""
-    date = datetime.date.today().isoformat()
-    return score(state.day.number, state.verdicts, choice.complete, date)
 
 
 def describe(verdicts: Sequence[Verdict]) -> str:
@@ -254,5 +242,5 @@ def to_json(state: DayReport, choice: Choice) -> dict[str, Any]:
         "error": state.error.replace(f"{ROOT}/", ""),
         "problems": state.problems,
         "rate": score(state.day.number, state.verdicts).rate,
-        "verdicts": [verdict.to_json() for verdict in state.verdicts],
+        "verdicts": [asdict(verdict) for verdict in state.verdicts],
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.base.days import discover
 from common.base.paths import ROOT
+from common.base.refusal import UsageError
 
 _SKELETON = Path(__file__).resolve().parent / "skeleton"
 _FILES = {
@@ -20,26 +21,20 @@ _FILES = {
 }
 
 
-class NewDayError(Exception):
-    """The day cannot be created; the message contains the reason."""
-
-
 def new_day(number: str, title: str, root: Path) -> list[Path]:
     """Write `root`/dayNN and return its files.
 
     number: 1 to 999, as text. title: the day's title, from which the source's name is derived.
-    Raise NewDayError for an invalid number or title, and if the day exists already.
+    Raise UsageError for an invalid number or title, and if the day exists already.
     """
     if not re.fullmatch(r"[0-9]{1,9}", number) or not 1 <= int(number) <= 999:
-        raise NewDayError(f"--new: {number!r} is no number of a day, from 1 to 999")
+        raise UsageError(f"--new: {number!r} is no number of a day, from 1 to 999")
     name = "_".join(re.findall(r"[a-z0-9]+", title.lower()))
     if not re.match(r"[a-z]", name) or '"' in title or "\\" in title:
-        raise NewDayError(
-            f"--new: {title!r} is no title: it begins with a letter and has no quotes"
-        )
+        raise UsageError(f"--new: {title!r} is no title: it begins with a letter and has no quotes")
     folder = root / f"day{int(number):02d}"
     if folder.exists():
-        raise NewDayError(f"--new: {folder} is there already")
+        raise UsageError(f"--new: {folder} is there already")
     values = {"@N@": str(int(number)), "@TITLE@": title, "day00": folder.name, "skeleton": name}
     folder.mkdir(parents=True)
     made = []

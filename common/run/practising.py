@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,22 +10,16 @@ from pathlib import Path
 from common.base.day_files import DEBUG, SPEED, WRITE
 from common.base.days import Day
 from common.base.options import RunOptions
+from common.base.refusal import CommandError, UsageError
 from common.base.toolchain import ToolchainError
-from common.practice.journal import Journal, JournalError, practice_folder
+from common.practice.journal import Journal, practice_folder
 from common.practice.progress import next_exercise, next_step
-from common.practice.steps import ExerciseError
 from common.report.files import ResultsError
 from common.report.terminal import Report
+from common.run import command
 from common.run.editor import write_editor_files
-from common.run.exit_status import (
-    EXIT_FAILED,
-    EXIT_USAGE,
-    Interrupted,
-    Refused,
-    refuse,
-    signals_raise,
-)
-from common.run.selection import SelectionError, select
+from common.run.exit_status import Interrupted, signals_raise
+from common.run.selection import select
 from common.run.tutor import EXPLAINED, Tutor
 from common.run.watching import in_words, watch
 
@@ -45,7 +38,7 @@ class Wish:
 
 
 def practise(options: RunOptions, wish: Wish) -> int:
-    """Execute `--practice` and its related options; return the exit code."""
+    """Execute `--practice` and its related options; return the exit code. Raise CommandError."""
     report = Report(colour=options.colour, shown_details=EXPLAINED, narrow=True)
     try:
         days = select(("all",), options.days).days
@@ -69,23 +62,28 @@ def practise(options: RunOptions, wish: Wish) -> int:
                 report.close()
                 return watch(tutor, challenge)
             return tutor.check(challenge, report, began)
-    except (SelectionError, ExerciseError, JournalError) as error:
-        report.close()
-        print(f"run_day.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
     except BrokenPipeError:
         raise  # the reader (head, less) has ended
-    except (OSError, ResultsError) as error:
-        report.close()
-        print(f"run_day.py: {in_words(error)}", file=sys.stderr)
-        return EXIT_FAILED
-    except Refused as refused:
-        report.close()
-        return refuse(refused)
+    except OSError as error:
+        raise CommandError(in_words(error)) from None
     except Interrupted as interrupted:
         return 128 + interrupted.number
     finally:
         report.close()
+
+
+def debug(options: RunOptions, name: str) -> int:
+    """Run the selected day in this process, for a debugger, with the learner's file of this name,
+    which must exist; return the exit code. Raise CommandError."""
+    days = select(("all",), options.days).days
+    journal = Journal(practice_folder(options.days))
+    challenge = Tutor(options, days, journal).challenge(
+        *_chosen(options, Wish(name), days, journal)
+    )
+    if not challenge.file.is_file():
+        raise UsageError(f"{challenge.file} is not there; {challenge.command} writes it")
+    swap = (challenge.original, challenge.file)
+    return command.run(replace(options, swap=swap, rungs=challenge.rungs, in_process=True))
 
 
 def _help_the_editor(root: Path, report: Report) -> None:
@@ -104,7 +102,7 @@ def _chosen(
     if options.selected:
         chosen = select(options.selected, options.days).days
         if len(chosen) != 1:
-            raise SelectionError(f"--practice takes one day, not {len(chosen)}")
+            raise UsageError(f"--practice takes one day, not {len(chosen)}")
         name = _named(chosen[0], wish.name, journal)
         if not wish.next or name == DEBUG:
             return chosen[0], name
@@ -112,7 +110,7 @@ def _chosen(
     else:
         found = next_exercise(days, journal)
     if found is None:
-        raise SelectionError("every exercise is solved; name a day to do one again")
+        raise UsageError("every exercise is solved; name a day to do one again")
     return found
 
 
@@ -123,7 +121,7 @@ def _named(day: Day, name: str, journal: Journal) -> str:
     if name in known:
         return name
     near = difflib.get_close_matches(name, known, n=1)
-    raise SelectionError(
+    raise UsageError(
         f"day {day.number} has no exercise {name!r}: it has {', '.join(known)}"
         + (f"; did you mean {near[0]}?" if near else "")
     )

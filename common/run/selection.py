@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.base.days import Day, DayError, discover
+from common.base.day_files import DayError
+from common.base.days import Day, discover
 from common.base.figures import numbers
-from common.practice.journal import Journal, JournalError, practice_folder
+from common.base.refusal import UsageError
+from common.practice.journal import Journal, practice_folder
 from common.practice.progress import MARKS, marks, progress_lines
-
-
-class SelectionError(Exception):
-    """The selection names nothing that exists; the message names what does."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def select(
     """Return the days under `root` that `selected` names, e.g. ["1-3,7", "softmax"] or ["all"].
 
     shard: "i/n" takes every n-th of them, starting with the i-th. further: take each with the part
-    beyond its main line, as "all" does. Raise SelectionError for a word that names no day, and if
+    beyond its main line, as "all" does. Raise UsageError for a word that names no day, and if
     there are no days.
     """
     days, errors = discover(root)
@@ -72,7 +70,7 @@ def select(
     by_number = {day.number: day for day in days}
     existing = sorted({*by_number, *broken})
     if not existing:
-        raise SelectionError(f"no day found in {root}: its folders are named day01, day02, …")
+        raise UsageError(f"no day found in {root}: its folders are named day01, day02, …")
     chosen: set[int] = set()
     notes = list(unnumbered)
     topics = _by_word(days)
@@ -86,7 +84,7 @@ def select(
         for token in filter(None, tokens):
             chosen |= _of_token(token, existing, topics, notes)
     if not chosen:
-        raise SelectionError("no day given: name a number, a range, a topic, or all")
+        raise UsageError("no day given: name a number, a range, a topic, or all")
     if shard:
         chosen = set(_shard(sorted(chosen), shard))
     return Selection(
@@ -116,15 +114,15 @@ def _of_token(
     if match := re.fullmatch(r"(?:day)?0*([0-9]{1,18})", token):
         number = int(match.group(1))
         if number not in existing:
-            raise SelectionError(f"there is no day {number}; there are days {numbers(existing)}")
+            raise UsageError(f"there is no day {number}; there are days {numbers(existing)}")
         return {number}
     if match := re.fullmatch(r"([0-9]{1,18})(?:-|\.\.|–)([0-9]{1,18})", token):
         first, last = int(match.group(1)), int(match.group(2))
         if first > last:
-            raise SelectionError(f"range {token} runs backwards; write {last}-{first}")
+            raise UsageError(f"range {token} runs backwards; write {last}-{first}")
         inside = {n for n in existing if first <= n <= last}
         if not inside:
-            raise SelectionError(f"no day in range {token}; there are days {numbers(existing)}")
+            raise UsageError(f"no day in range {token}; there are days {numbers(existing)}")
         # Stop at the last day, since the range's end may be far beyond it.
         missing = [n for n in range(first, min(last, max(existing)) + 1) if n not in inside]
         if last > max(existing):
@@ -139,21 +137,19 @@ def _of_token(
         hint = f"did you mean {near[0]!r} (day {numbers(topics[near[0]])})?"
     else:
         hint = "python run_day.py --list shows days and topics"
-    raise SelectionError(f"{token!r} is no day and no topic; {hint}")
+    raise UsageError(f"{token!r} is no day and no topic; {hint}")
 
 
 def _shard(chosen: list[int], shard: str) -> list[int]:
     match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", shard)
     if not match:
-        raise SelectionError(f"--shard: {shard!r} is not i/n, e.g. 2/8")
+        raise UsageError(f"--shard: {shard!r} is not i/n, e.g. 2/8")
     index, count = int(match.group(1)), int(match.group(2))
     if not 1 <= index <= count:
-        raise SelectionError(f"--shard: {shard} must have 1 <= i <= n")
+        raise UsageError(f"--shard: {shard} must have 1 <= i <= n")
     taken = chosen[index - 1 :: count]
     if not taken:
-        raise SelectionError(
-            f"--shard: {shard} is empty, only {len(chosen)} of the days are selected"
-        )
+        raise UsageError(f"--shard: {shard} is empty, only {len(chosen)} of the days are selected")
     return taken
 
 
@@ -161,10 +157,10 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
     """Return the text of `--list` for the selected days (all if none is named), and broken days'
     errors.
 
-    Raise SelectionError like `select`.
+    Raise UsageError like `select`.
     """
     selection = select(selected or ["all"], root)
-    journal = _journal(root)
+    journal = Journal(practice_folder(root))
     width = max((len(day.title) for day in selection.days), default=0)
     marked = [marks(day, journal) for day in selection.days]
     wide = max(map(len, marked), default=0)
@@ -180,23 +176,16 @@ def listing(selected: Sequence[str], root: Path) -> tuple[str, list[str]]:
 def overview(root: Path) -> str:
     """Return the script's output without arguments: the learner's progress and the main commands.
 
-    Raise SelectionError like `select`.
+    Raise UsageError like `select`.
     """
     days = select(["all"], root).days
     lines = [
         "A hundred days of CUDA. Each day is a folder under days/: begin with its README.",
         "",
-        *progress_lines(days, _journal(root)),
+        *progress_lines(days, Journal(practice_folder(root))),
         "",
         "python run_day.py 5        build, check and time day 5",
         "python run_day.py --list   every day and its topics",
         "python run_day.py --help   everything else",
     ]
     return "\n".join(lines)
-
-
-def _journal(root: Path) -> Journal:
-    try:
-        return Journal(practice_folder(root))
-    except JournalError as error:
-        raise SelectionError(str(error)) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from common.practice.work_counts import (
     work_counts,
 )
 from common.report.files import write_atomically
-from common.report.terminal import Report
+from common.report.terminal import Report, table_lines
 from common.run.command import make_runner
 from common.run.runner import TOOL_SLOWDOWN
 
@@ -196,7 +196,7 @@ def judge_times(ladder: Ladder, mine: Timing, own: Mapping[str, Timing]) -> Verd
     line = f"{_share(mine)}{bound}; {others}"
     solved = mine.ms * REACHED <= last.ms
     hint = "" if solved or not faster else f"{faster[0].name}: {faster[0].idea}"
-    return Verdict(solved, (*table(("", "of peak", "rate", "time"), rows), line), hint)
+    return Verdict(solved, (*table_lines(("", "of peak", "rate", "time"), rows), line), hint)
 
 
 def _time_row(name: str, timing: Timing) -> list[str]:
@@ -221,7 +221,8 @@ def judge_counts(ladder: Ladder, mine: WorkCounts, own: Mapping[str, WorkCounts]
     rows = [row("yours", mine), *(row(rung.name, own[rung.name]) for rung in ladder.rungs)]
     rows.append(["goal", *(f"≤ {most[name]:,}" if name in most else "" for name in used)])
     case = ladder.problem.timing_case("cpu")
-    lines = [f"counted on {case}:", *table(("", *used), rows), *textwrap.wrap(legend(used), 78)]
+    table = table_lines(("", *used), rows)
+    lines = [f"counted on {case}:", *table, *textwrap.wrap(legend(used), 78)]
     if not most:
         return Verdict(
             False,
@@ -254,10 +255,3 @@ def _count(counts: WorkCounts, name: str) -> int:
 def short(rung: str) -> str:
     """Return the version in a rung's name: "v3" for softmax_v3_registers; else the whole name."""
     return next((word for word in rung.split("_") if word[:1] == "v" and word[1:].isdigit()), rung)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, indented."""
-    from common.report.terminal import table_lines
-
-    return [f"  {line}" for line in table_lines(header, rows)]

@@ -16,7 +16,7 @@ from common.base.days import Day
 from common.base.figures import counted
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, SKIP, WRITTEN_OUTSIDE, DayOutcome, RungOutcome
-from common.base.toolchain import Platform, ToolchainError
+from common.base.toolchain import Platform, ToolchainError, detect
 from common.cpu.findings import source_text
 from common.practice.challenge import (
     Challenge,
@@ -40,7 +40,6 @@ from common.report.drawn_call import DrawnRungs
 from common.report.files import write_atomically
 from common.report.terminal import Report
 from common.run.command import make_runner, prepare
-from common.run.drawn_day import draw_day
 from common.run.exit_status import EXIT_FAILED, EXIT_PASSED
 from common.run.selection import Selection
 from common.run.speed_check import SpeedCheck
@@ -170,8 +169,14 @@ class Tutor:
         platform = self._platform_for(challenge, report)
         report.status("drawing what the threads did")
         try:
-            options = replace(self.options, swap=(challenge.original, challenge.file))
-            drawn = draw_day(challenge.day_to_run(), platform, options, (wrong[0],))
+            on_cpu = replace(
+                platform if platform.device == "cpu" else detect("cpu"), variant="trace"
+            )
+            quiet = Report(io.StringIO())
+            found = self._run(challenge, quiet, platform=on_cpu, mode="draw", rungs=(wrong[0],))
+            drawn = DrawnRungs.of(found.rungs)
+            if found.status == FAIL and not found.rungs:  # it does not build, or does not end
+                drawn.missing.append(f"{challenge.day.title}: {found.reason}")
         except ToolchainError as error:
             drawn = DrawnRungs([], [str(error)])
         report.close()
@@ -187,10 +192,13 @@ class Tutor:
         challenge: Challenge,
         report: Report,
         time_limit: float = 0.0,
+        *,
+        platform: Platform | None = None,
         **changes: Any,
     ) -> DayOutcome:
-        """Run the day with the learner's file. changes: to the options."""
-        platform = self._platform_for(challenge, report)
+        """Run the day with the learner's file. platform: by default the usual one. changes: to the
+        options."""
+        platform = platform or self._platform_for(challenge, report)
         options = replace(
             self.options,
             rungs=challenge.rungs,
@@ -205,7 +213,7 @@ class Tutor:
         return runner.outcomes[0]
 
     def _platform_for(self, challenge: Challenge, report: Report) -> Platform:
-        """Return the platform that days are built for and run on. Raise Refused."""
+        """Return the platform that days are built for and run on. Raise CommandError."""
         if self._platform is None:
             self._platform = prepare(self.options, Selection((challenge.day,), {}), report)
         return self._platform
@@ -250,8 +258,7 @@ class Tutor:
         return EXIT_PASSED
 
     def check(self, challenge: Challenge, report: Report, began: bool = False) -> int:
-        """Check the learner's file once and print the next steps. Raise ExerciseError,
-        JournalError, OSError, Refused."""
+        """Check the learner's file once and print the next steps. Raise CommandError, OSError."""
         day, now = challenge.day, challenge.state()
         if began and isinstance(challenge, WriteChallenge):
             report.text(f"wrote {shown(challenge.file)}: the day's code, and a gap for you", "bold")

@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.base.days import Day
+from common.base.refusal import UsageError
 from common.practice.challenge import Challenge
 from common.practice.progress import next_exercise
 from common.practice.steps import ExerciseError
 from common.report.terminal import Report
-from common.run.exit_status import EXIT_PASSED, EXIT_USAGE
+from common.run.exit_status import EXIT_PASSED
 from common.run.tutor import EXPLAINED, Tutor
 
 POLL = 0.2  # seconds between looks at the file: no service of the system, so it works anywhere
@@ -42,14 +43,12 @@ class Stopped(Exception):
 
 
 def watch(tutor: Tutor, challenge: Challenge) -> int:
-    """Check the file at every save until q is pressed; return the exit code."""
+    """Check the file at every save until q is pressed; return the exit code. Raise CommandError."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        print(
-            f"run_day.py: --watch needs a terminal; without one, run {challenge.command} again "
-            "after each change",
-            file=sys.stderr,
+        raise UsageError(
+            f"--watch needs a terminal; without one, run {challenge.command} again after each "
+            "change"
         )
-        return EXIT_USAGE
     with _keys():
         return _Watch(tutor, challenge).run()
 

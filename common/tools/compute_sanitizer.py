@@ -13,15 +13,8 @@ from common.base.outcome import FAIL, PASS, SKIP, RungOutcome
 from common.base.toolchain import Platform
 from common.process.events import Channel, Finished, Over, Planned, Stage
 from common.process.worker import chosen_problems
-from common.tools.nvidia import find_tool
+from common.tools.nvidia import SANITIZERS, find_tool, sanitizer_command, sanitizer_findings
 
-TOOLS = {
-    "memcheck": "no access out of bounds or misaligned",
-    "racecheck": "no shared memory touched by two threads without a barrier",
-    "initcheck": "no global memory read before it is written",
-    "synccheck": "no barrier that some threads miss",
-}
-FOUND = 99  # exit code of the tool for a detected error
 BROKEN = re.compile(r"Internal Sanitizer Error: (.*)$", re.MULTILINE)
 REPORTED = 40  # lines of a tool's report that are shown
 INSTALL = (
@@ -42,14 +35,14 @@ def left_out(day: Day) -> list[str]:
 
 def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Run the day under each tool; each is reported like a rung."""
-    channel.emit(Planned([["sanitize", tool, what] for tool, what in TOOLS.items()]))
+    channel.emit(Planned([["sanitize", tool, what] for tool, what in SANITIZERS.items()]))
     sanitizer = find_tool("compute-sanitizer", platform)
     reason = ""
     if sanitizer is None:
         reason = f"compute-sanitizer is missing: {INSTALL}"
     kernels = [] if reason else rung_names(day)
     remarks = [] if reason else left_out(day)
-    for tool, what in TOOLS.items():
+    for tool, what in SANITIZERS.items():
         outcome = RungOutcome("sanitize", tool, what, PASS, remarks=list(remarks))
         if reason:
             outcome.status, outcome.reason = SKIP, reason
@@ -69,8 +62,7 @@ def tool_command(sanitizer: str, tool: str, kernels: list[str]) -> list[str]:
     Errors reported by the CUDA API are left to the day's own checks: a launch that a day must
     refuse is one.
     """
-    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND)]
-    command += ["--report-api-errors", "no"]
+    command = [*sanitizer_command(sanitizer, tool), "--report-api-errors", "no"]
     if tool in ("racecheck", "synccheck"):
         # PyTorch's own kernels are not judged here, and watching them takes minutes. The other
         # two tools must see them: a filtered initcheck would miss what they write.
@@ -130,16 +122,8 @@ def broke_at(day: Day, rungs: list[str], text: str) -> str:
 def findings(text: str, kernels: list[str]) -> tuple[list[list[str]], int]:
     """Return a tool's findings in our kernels, as lists of lines, and the number of findings in
     others. A finding that names no kernel of PyTorch's counts as ours."""
-    blocks: list[list[str]] = [[]]
-    for line in text.splitlines():
-        if line.startswith("========="):
-            content = line[9:].rstrip()
-            if not content:
-                blocks.append([])
-            elif not re.search(r"Host Frame|COMPUTE-SANITIZER|SUMMARY", content):
-                blocks[-1].append(content[1:])
     ours, others = [], 0
-    for block in filter(None, blocks):
+    for block in sanitizer_findings(text):
         whole = "\n".join(block)
         if "at::native" in whole and not any(name in whole for name in kernels):
             others += 1

@@ -20,6 +20,7 @@ from common.build.machine_code import DEFAULT_ARCH, MachineCode, cuda_code, cuda
 from common.cpu import models
 from common.cpu.lexer import tokenize
 from common.report.evidence import Evidence, KernelCode, KernelRun, base_name
+from common.tools.nsight import kernel_name
 
 REGISTERS = 65536  # of a multiprocessor, in four parts, of which each serves a quarter of the warps
 SHARED_HEADERS = ROOT / "common" / "cuda"
@@ -101,17 +102,8 @@ def gather(day: Day, outcomes: Sequence[RungOutcome], before: Evidence | None) -
 def kernel_of(signature: str) -> str:
     """Return a kernel's name with its template arguments from its signature:
     "void scan<float, (int)4>(float const*)" -> "scan<float, 4>"."""
-    text = re.sub(r"\(anonymous namespace\)::", "", signature)
-    text = re.sub(r"\((?:unsigned |long |short )*[A-Za-z_][\w:]*\)(?=-?\d)", "", text)
-    depth = 0
-    for at, letter in enumerate(text):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and depth == 0:
-            text = text[:at]
-            break
-    name = re.match(r"(?:void )?(.*)", text, re.DOTALL)
-    assert name
-    return name[1].replace("> >", ">>").strip()
+    text = re.sub(r"\((?:unsigned |long |short )*[A-Za-z_][\w:]*\)(?=-?\d)", "", signature)
+    return kernel_name(text).replace("> >", ">>").strip()
 
 
 def instance(counted: str, names: Sequence[str]) -> str:

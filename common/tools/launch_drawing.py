@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -183,9 +184,8 @@ class _Artist:
 
     def right(self, tried: _Tried) -> bool:
         """Return True if its result is accepted."""
-        expected, writes = tried.small.expected, self.signature.writes
-        done = tried.done
-        samples = lambda: rolled_samples(self.problem, expected, writes)  # noqa: E731
+        expected, done = tried.small.expected, tried.done
+        samples = partial(rolled_samples, self.problem, expected, self.signature.writes)
         return not judge(self.problem, expected, done.outputs, done.names, self.signature, samples)
 
 
@@ -279,4 +279,4 @@ def _draw(artist: _Artist, outcome: RungOutcome, constants: Mapping[str, int]) -
     if not artist.right(tried):
         outcome.status, outcome.reason = FAIL, f"wrong on {case}, which is drawn"
         drawn.notes.append("the result is wrong on this case")
-    outcome.drawing = drawn.to_json()
+    outcome.drawing = asdict(drawn)

@@ -21,10 +21,8 @@ from common.base.paths import ROOT
 from common.base.toolchain import Platform, Toolkit, detect
 from common.build.nvcc import cuda_flags, link_directory
 from common.cpu import backend, findings, program
-from common.tools.nvidia import find_tool
+from common.tools.nvidia import SANITIZERS, find_tool, sanitizer_command, sanitizer_findings
 
-SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-FOUND = 99  # exit code of compute-sanitizer for findings
 PLAIN = "plain"  # the way without a tool
 TRACE_FILE = "CUDACPU_TRACE_FILE"
 
@@ -62,12 +60,7 @@ def ways_to_run(source: Path, device: str) -> list[Way]:
         tool = find_tool("compute-sanitizer", platform)
         missing = "" if tool else "compute-sanitizer is missing"
         return [Way(PLAIN, (built,))] + [
-            Way(
-                name,
-                (tool or "", "--tool", name, "--error-exitcode", str(FOUND), built),
-                {},
-                missing,
-            )
+            Way(name, (*sanitizer_command(tool or "", name), built), missing=missing)
             for name in SANITIZERS
         ]
     built = str(program.executable([source], platform))
@@ -152,18 +145,8 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 def _of_sanitizer(code: int, text: str) -> Said:
     """Return the output with the first lines of each finding."""
-    blocks: list[list[str]] = [[]]
-    own = []
-    for line in text.splitlines():
-        if not line.startswith("========="):
-            own.append(line)
-            continue
-        content = line[9:].strip()
-        if not content:
-            blocks.append([])
-        elif not re.search(r"Host Frame|COMPUTE-SANITIZER|SUMMARY|Saved host", content):
-            blocks[-1].append(content)
-    said = [" ".join(block[:2]) for block in blocks if block]
+    own = [line for line in text.splitlines() if not line.startswith("=========")]
+    said = [" ".join(map(str.strip, block[:2])) for block in sanitizer_findings(text)]
     return Said(code, _clean(own), _clean(said))
 
 

@@ -24,6 +24,7 @@ INTRODUCES = (
     "spill",
     "fused multiply-add",
 )
+SHOW_TIMES = False
 
 EPS = 1e-5
 

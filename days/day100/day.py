@@ -58,7 +58,7 @@ PROBLEMS = (
                 "prefill_v4_by_size",
                 "so where tiles fill the card",
                 calls=PRODUCTS,
-                target=Target(1.0, "pytorch"),
+                target=Target(1.2, "compile"),
             ),
         ),
         cases=(

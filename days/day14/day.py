@@ -13,12 +13,14 @@ from dataclasses import replace
 import torch
 
 from common.day import COMPILE, Case, Problem, Rung, Target, Tolerance, grid, print_table, streamed
+from common.references import rivals
 
 TITLE = "Parallel reduction, the whole ladder"
 TEACHES = "Trees in a block, divergence, bank conflicts, stages, loads in flight, rounding of sums"
 TOPICS = ("reduction", "sum", "shared memory", "bank conflicts", "warps", "numerics")
 SOURCE = "reduce_sum.cu"
 INTRODUCES = ("atomic", "divergence", "bank", "bank conflict")
+SHOW_TIMES = False
 
 FLOATS = ["float32", "float64"]
 SMALL = [(1,), (31,), (255,), (256,), (257,), (0,)]
@@ -46,6 +48,7 @@ def problem(name, rungs, cases, bench, **options):
         reference=torch.sum,
         pytorch=torch.sum,
         libraries=(COMPILE,),
+        rivals=(rivals.cub_sum,),
         rungs=rungs,
         cases=cases,
         bench=bench,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from common.day import Case, Cost, Library, Problem, Rung, Target, grid
+from common.references import rivals
 
 from .floats import OF_FLOATS, SIZES
 
@@ -29,6 +30,7 @@ INTRODUCES = (
     "warp aggregation",
     "deterministic",
 )
+SHOW_TIMES = False
 
 INTEGERS = ["int32", "uint8", "int64"]
 
@@ -74,6 +76,7 @@ def histogram(bins, rungs=(V1, V2, V3, V4), cases=None, n=1 << 26, n_cpu=1 << 12
         pytorch=bincount,
         pytorch_not_captured="it waits for the GPU to read the largest value",
         libraries=(Library("histc", histc),),
+        rivals=(rivals.cub_histogram,),
         rungs=rungs,
         cases=cases or grid([(700, bins)], ["int32"]),
         bench=Case((n, bins), "int32"),
@@ -85,7 +88,7 @@ def histogram(bins, rungs=(V1, V2, V3, V4), cases=None, n=1 << 26, n_cpu=1 << 12
 PROBLEMS = (
     histogram(
         256,
-        (V1, V2, V3, replace(V4, target=Target(4.0, "pytorch"))),
+        (V1, V2, V3, replace(V4, target=(Target(4.0, "pytorch"), Target(1.0, "CUB")))),
         (
             *grid([(n, 256) for (n,) in SIZES], ["int32"]),
             *grid([(1025, 256), (70_001, 256)], ["uint8"]),

@@ -11,6 +11,7 @@ if __name__ == "__main__":  # python days/day17/day.py: build, call, compare wit
 import torch
 
 from common.day import COMPILE, Case, Problem, Rung, Target, grid, streamed
+from common.references import rivals
 
 TITLE = "Scan (prefix sum)"
 TEACHES = "Inclusive and exclusive scan, from log-step tiles to one pass with decoupled look-back"
@@ -75,6 +76,7 @@ def scan(name, exclusive, pytorch, target=None):
         cost=streamed(2),
         pytorch=pytorch,
         libraries=(COMPILE,),
+        rivals=(rivals.cub_scan,),
     )
 
 

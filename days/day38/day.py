@@ -11,6 +11,7 @@ if __name__ == "__main__":  # python days/day38/day.py: build, call, compare wit
 import torch
 
 from common.day import Case, Cost, Problem, Rung, grid
+from common.references import rivals
 
 TITLE = "Merge sort by co-ranks"
 TEACHES = "Co-ranks cut a merge into equal parts: for the threads of a block, and for the blocks"
@@ -55,6 +56,7 @@ def sort(name, dtype, rungs, cases, timed=True, inputs=inputs):
         bench=Case((1 << 26,), dtype),
         bench_cpu=Case((1 << 13,), dtype),
         cost=cost,
+        rivals=(rivals.cub_sort,),
         pytorch=reference,  # stable, as the rungs are: else the indices of equal keys may differ
         outputs_exact=True,
     )

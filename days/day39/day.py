@@ -113,6 +113,7 @@ def int4_problem(name, batch, rungs, target, cases):
         cost=int4_cost,
         pytorch=quantising.linear_bf16,
         libraries=(Library("tinygemm", quantising.tinygemm),),
+        rivals=(Library("Humming", quantising.humming),),
     )
 
 
@@ -167,7 +168,7 @@ PROBLEMS = (
         "batch 1",
         1,
         (V1, V2),
-        Target(2.0, "pytorch"),
+        (Target(2.5, "pytorch"), Target(1.0, "Humming")),
         (
             *grid(BATCH_1, ["bfloat16"]),
             *grid([(1, 40, 1152)], ["bfloat16"], values="offset"),  # sums beyond fp16
@@ -177,7 +178,7 @@ PROBLEMS = (
         "batch 16",
         16,
         (V2,),
-        Target(1.0, "pytorch"),
+        (Target(1.0, "pytorch"), Target(1.0, "Humming")),
         (
             *grid([(16, 65, 640), (7, 130, 512), (8, 33, 256), (9, 70, 1664), (37, 20, 384)],
                   ["bfloat16"]),

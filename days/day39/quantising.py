@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from common.day import Skip
+from common.references.rivals import use_nvcc
 
 GROUP = 128
 BIT = (0, 16, 4, 20, 8, 24, 12, 28)  # where weight k of a word begins
@@ -83,6 +84,25 @@ def tinygemm(x, words, params):
         raise Skip("tinygemm needs a GPU")
     weights, both = repacked(words, params)
     return torch.ops.aten._weight_int4pack_mm(x, weights, GROUP, both)
+
+
+@lru_cache(maxsize=1)
+def humming_layer(words, params):
+    """Humming quantises the same weights again, by the same groups, to its own format."""
+    use_nvcc()
+    from humming.layer import HummingLayer
+
+    weights = dequantized(words, params)
+    options = {"dtype": "uint4", "group_size": GROUP, "has_zero_point": True}
+    layer = HummingLayer(*weights.shape, options, torch_dtype=weights.dtype).to(words.device)
+    layer.load_from_unquantized(weights)
+    layer.transform()
+    return layer
+
+
+def humming(x, words, params):
+    """Its weights are repacked before the timing."""
+    return humming_layer(words, params)(x)
 
 
 def product(a, b):

@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(MOVERS)
                              position.z + dt * velocity.z, position.w + dt * velocity.w);
     }
   }
-  ptx::fence_for_copy_engine();  // what this thread wrote, before it is copied
-  __syncthreads();               // thread 0 waits for the particles of all threads
+  ptx::fence_proxy_async();  // what this thread wrote, before it is copied
+  __syncthreads();           // thread 0 waits for the particles of all threads
   if (threadIdx.x != 0) return;
   for (int f = 0; f < FIELDS; ++f) {
     if (!is_constant(f)) store(f);

@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(RING_BLOCK, RESIDUAL ? 2 : 4)
 
   // What the warp's lanes have written of `from` goes to `to`.
   const auto store = [&](C* to, const C* from) {
-    ptx::fence_for_copy_engine();  // what this lane wrote, before it is copied …
-    __syncwarp();                  // … and what the other lanes wrote
+    ptx::fence_proxy_async();  // what this lane wrote, before it is copied …
+    __syncwarp();              // … and what the other lanes wrote
     if (lane != 0) return;
     ptx::store_bulk(to + start, from, BYTES);
     ptx::bulk_commit();

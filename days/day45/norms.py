@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from common.day import COMPILE, FLOATS, Case, Cost, Library, Problem, Rung, Target, grid, streamed
+from common.references import rivals
 
 from . import twin
 from .module import AddLayerNorm, LayerNorm, load
@@ -140,6 +141,7 @@ def timed(rows, cols, *rungs, dtype="bfloat16"):
         cost=streamed(2, 10),
         pytorch=native,
         libraries=(COMPILE, Library("Triton", twin.forward)),
+        rivals=(rivals.quack_layer_norm,),
     )
 
 
@@ -197,6 +199,7 @@ def backward_timed(rows, cols, rungs, cases):
         cost=lambda case: backward_cost(3, case),
         pytorch=native_backward,
         libraries=(COMPILE, Library("Triton", twin.backward)),
+        rivals=(rivals.quack_layer_norm_backward,),
     )
 
 

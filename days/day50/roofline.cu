@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(128 * GROUPS)
   // A group beyond the last product computes that one again, and does not store it.
   load(tiles.a[group], a + min(mine, count - 1) * M * PIECES, M * PIECES, thread, 128);
   load(tiles.b, b, N * PIECES, threadIdx.x, 128 * GROUPS);
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   __syncthreads();  // both groups read all of b
 
   const auto descriptor = [](const uint4* tile, int k) {  // 32 bytes further: one wgmma's K

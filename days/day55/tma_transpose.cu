@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(Tile<T>::THREADS)
   __syncthreads();               // the other threads may use the mbarrier
   ptx::mbarrier_wait(&full, 0);  // the tile has come
   transpose_tile<T, SWIZZLE>(tile);
-  ptx::fence_for_copy_engine();  // what this thread wrote, before TMA reads it …
-  __syncthreads();               // … and what all others wrote
+  ptx::fence_proxy_async();  // what this thread wrote, before TMA reads it …
+  __syncthreads();           // … and what all others wrote
   if (threadIdx.x == 0) {
     store_tile<T>(y, at.col, at.row, tile);
     ptx::bulk_wait_read<0>();  // the block's memory may go
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(Tile<T>::THREADS, 2)
   for (int64_t k = 0; k < count; ++k) {
     ptx::mbarrier_wait(&full[k % S::STAGES], static_cast<int>(k / S::STAGES % 2));
     transpose_tile<T, Swizzle::k128>(stage(k));
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     __syncthreads();  // thread 0 waits for all parts of the transposed tile
     if (threadIdx.x == 0) {
       store_tile<T>(y, corner(k).col, corner(k).row, stage(k));

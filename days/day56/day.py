@@ -11,6 +11,7 @@ if __name__ == "__main__":  # python days/day56/day.py: build, call, compare wit
 import torch
 
 from common.day import Case, Cost, Problem, Rung, grid
+from common.references import rivals
 
 TITLE = "GEMM with wgmma"
 TEACHES = "wgmma fed by TMA: a pipeline, producer and consumers, persistent blocks, ping-pong"
@@ -54,5 +55,6 @@ PROBLEMS = (
         bench_cpu=Case((256, 384, 128), "bfloat16"),
         cost=cost,
         pytorch=lambda a, b: torch.mm(a, b.t()),
+        rivals=(rivals.quack_matmul_nt,),
     ),
 )

@@ -92,7 +92,7 @@ Tensor launch(const Tensor& a, const Tensor& b, void (*kernel)(Product), int war
   check(b, "b").same_device(a, "a");
   const int64_t M = a.size(0), N = b.size(0), K = a.size(1);
   STD_TORCH_CHECK(N % 8 == 0, "b: expected a multiple of 8 rows, as TMA stores C, got ", N);
-  STD_TORCH_CHECK((M | N | K) >> 31 == 0, "a, b: expected fewer than 2^31 rows and columns");
+  STD_TORCH_CHECK((M | N | K) >> 30 == 0, "a, b: expected fewer than 2^30 rows and columns");
   const DeviceGuard guard(a);
   Tensor c = allocate(a, {M, N});
   if (c.numel() == 0) return c;  // a grid of no blocks is an error
@@ -235,7 +235,7 @@ Tensor gemm_v3_warp_roles(const Tensor& a, const Tensor& b) {
 
 // ---------------------------------------------------------------------------------------------
 // v4 against v3: one block per multiprocessor computes tile after tile. Its steps are numbered
-// through all tiles: four loads for the next one start before the consumers store this one.
+// through all tiles: the first loads of the next one start before this one is stored.
 
 __device__ __forceinline__ void produce(const Product& p, char* stages, uint64_t* full,
                                         uint64_t* empty) {

@@ -5,6 +5,7 @@ from functools import lru_cache
 import torch
 
 from common.day import Case, Cost, Library, Problem, Rung, Target, grid
+from common.references.rivals import use_nvcc
 
 BLOCK = 128
 # (M, N, K): less than a tile; whole tiles; odd sizes; several tiles per block; empty.
@@ -88,6 +89,17 @@ def scaled_mm_blocks(a, b, a_scale, b_scale):
     return torch._scaled_mm(a, b.T, **scales, out_dtype=torch.bfloat16)
 
 
+def deep_gemm_blocks(a, b, a_scale, b_scale):
+    """DeepGEMM takes scales of b as (N / 128, K / 128), by rows: they are copied before the
+    timing."""
+    use_nvcc()
+    from deep_gemm import fp8_gemm_nt
+
+    c = a.new_empty(len(a), len(b), dtype=torch.bfloat16)
+    fp8_gemm_nt((a, a_scale.T), (b, by_columns(b_scale).T), c)
+    return c
+
+
 def cost(case):
     M, N, K = case.shape
     return Cost(bytes=(M + N) * K + 2 * M * N, flops=2 * M * N * K, unit="fp8")
@@ -114,7 +126,11 @@ problems = (
         inputs=with_block_scales,
         reference=block_formula,
         rungs=(
-            Rung("gemm_blocks_v2_promoted", "promoted every 128", target=Target(1.0, "pytorch")),
+            Rung(
+                "gemm_blocks_v2_promoted",
+                "promoted every 128",
+                target=(Target(1.0, "pytorch"), Target(1.0, "DeepGEMM")),
+            ),
         ),
         cases=grid([*SHAPES, *EMPTY], ["float8_e4m3fn"]),
         refused=REFUSED,
@@ -122,5 +138,6 @@ problems = (
         bench_cpu=Case((256, 256, 256), "float8_e4m3fn"),
         cost=cost,
         pytorch=scaled_mm_blocks,
+        rivals=(Library("DeepGEMM", deep_gemm_blocks),),
     ),
 )

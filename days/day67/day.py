@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, grid
+from common.references import rivals
 
 from .compiled import show
 
@@ -24,6 +25,7 @@ TEACHES = "Loss and gradient from one read and one write: each thread keeps its 
 TOPICS = ("cross-entropy", "online softmax", "Triton", "cp.async", "cluster")
 SOURCE = "chunked_ce.cu"
 EXTRA_SOURCES = ("chunked_ce_triton.py", "compiled.py")
+SHOW_TIMES = False
 
 IGNORED = -100
 TRITON = "chunked_ce_triton"
@@ -158,6 +160,7 @@ cross_entropy = Problem(
     cost=cost,
     pytorch=both_by_pytorch,
     libraries=(COMPILE,),
+    rivals=(rivals.quack_cross_entropy, rivals.liger_cross_entropy),
 )
 long_rows = replace(
     cross_entropy,
@@ -181,6 +184,7 @@ with_gradient = replace(
     rungs=(Rung("cross_entropy", "gradient kept for backward", load=load_with_gradient),),
     cases=(*grid([(1, 1), (4, 1023), (5, 40)], FLOATS), *grid([(4, 1000)], FLOATS, "large")),
     pytorch=by_pytorch,
+    rivals=(),
     gradients=True,
 )
 

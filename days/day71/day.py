@@ -13,10 +13,12 @@ from common.day import FLOATS, Case, Cost, Library, Problem, Rung, Target, grid
 from .quantising import (
     codes_and_absmax,
     dequantized,
+    dequantized_bitsandbytes,
     dequantized_compiled,
     dequantized_pytorch,
     numbers_and_block,
     quantized,
+    quantized_bitsandbytes,
     quantized_compiled,
     quantized_pytorch,
 )
@@ -62,6 +64,7 @@ PROBLEMS = (
         cost=cost,
         pytorch=quantized_pytorch,
         libraries=(Library("compile", quantized_compiled),),
+        rivals=(Library("bitsandbytes", quantized_bitsandbytes),),
         outputs_exact=True,
     ),
     Problem(
@@ -82,5 +85,6 @@ PROBLEMS = (
         cost=cost,
         pytorch=dequantized_pytorch,
         libraries=(Library("compile", dequantized_compiled),),
+        rivals=(Library("bitsandbytes", dequantized_bitsandbytes),),
     ),
 )

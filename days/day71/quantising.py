@@ -75,6 +75,21 @@ def dequantized_compiled(codes, absmax, n, block):
     return _compiled(_dequantized)(codes, absmax, block, on_device(codes.device)[1])
 
 
+def quantized_bitsandbytes(x, block):
+    from bitsandbytes.functional import quantize_4bit
+
+    codes, state = quantize_4bit(x, blocksize=block, quant_type="nf4")
+    return codes.view(-1), state.absmax
+
+
+def dequantized_bitsandbytes(codes, absmax, n, block):
+    from bitsandbytes.functional import QuantState, dequantize_4bit
+
+    options = {"dtype": torch.bfloat16, "blocksize": block, "quant_type": "nf4"}
+    state = QuantState(absmax, torch.Size([n]), **options)
+    return dequantize_4bit(codes[:, None], state).flatten()
+
+
 def numbers_and_block(case, draw):
     """Block 1 is 0; block 2 has ties: 1 for the absmax, thresholds, their neighbours in fp32."""
     n, block = case.shape

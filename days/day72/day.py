@@ -21,6 +21,7 @@ TOPICS = ("quantisation", "quantization", "NF4", "QLoRA", "GEMV", "tensor cores"
 SOURCE = "nf4_double_quant.cu"
 EXTRA_SOURCES = ("nf4_gemv.cu", "nf4_tensor_cores.cu")
 INTRODUCES = ("double quantisation",)
+SHOW_TIMES = False
 
 WHY = "sums of both signs; a few of many cancel to almost 0"
 
@@ -71,6 +72,7 @@ PROBLEMS = (
         cost=product_cost,
         pytorch=quantising.product_bf16,
         libraries=(Library("mm", quantising.product_mm),),
+        rivals=(Library("bitsandbytes", quantising.product_bitsandbytes),),
         tolerance=Tolerance(factor=16, why=WHY),
     ),
 )

@@ -1,6 +1,6 @@
 """NF4 with double quantisation in PyTorch: both directions, products, and inputs."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -60,6 +60,31 @@ def product_bf16(x, *quantised):
 def product_mm(x, *quantised):
     """cuBLAS's matrix product, with a matrix of one column."""
     return torch.matmul(kept(*quantised), x[:, None])[:, 0]
+
+
+def product_bitsandbytes(x, codes, q, levels, scales, offset):
+    """One kernel for the absmaxes, an addition, and one for the product."""
+    from bitsandbytes.functional import QuantState, gemv_4bit
+
+    K = len(x)
+    inner = {"code": levels, "blocksize": GROUP, "dtype": torch.float32}
+    state = QuantState(
+        q.flatten(),
+        torch.Size([len(codes), K]),
+        code=on_device(x.device),
+        blocksize=BLOCK,
+        quant_type="nf4",
+        dtype=x.dtype,
+        offset=offset,
+        state2=QuantState(scales, **inner),
+    )
+    return gemv_4bit(x[None], codes.view(1, -1), state=state)[0]
+
+
+@cache
+def on_device(device):
+    """The levels; a CUDA graph cannot hold the copy from the host, so it is made once."""
+    return NF4.to(device)
 
 
 def absmaxes_to_quantize(case, draw):

@@ -26,6 +26,7 @@ from common.day import (
     print_table,
     seconds,
 )
+from common.references import rivals
 from common.references.attention import attention, attention_by, by_head
 
 TITLE = "FlashAttention on Hopper"
@@ -78,7 +79,11 @@ RUNGS = (
     Rung("attention_v1_warp_roles", "a producer and two consumers, wgmma"),
     Rung("attention_v2_ping_pong", "consumers take turns"),
     Rung("attention_v3_pipelined", "softmax under own products"),
-    Rung("attention_v4_persistent", "tickets", target=Target(1.12, "cuDNN")),
+    Rung(
+        "attention_v4_persistent",
+        "tickets",
+        target=(Target(1.12, "cuDNN"), Target(1.03, "FlashAttention-4")),
+    ),
 )
 
 
@@ -94,6 +99,7 @@ def timed(name, causal, bench, shapes):
         cost=partial(cost, 0.5 if causal else 1.0),
         pytorch=flash,
         libraries=(Library("cuDNN", cudnn),),
+        rivals=(rivals.fa4, rivals.cudnn_attention),
     )
 
 

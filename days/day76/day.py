@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend
 
 from common.day import Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
 from common.references.attention import attention_by, ragged_lengths, unused
+from common.references.rivals import use_nvcc
 
 TITLE = "Grouped-query attention and split-K decoding"
 TEACHES = "A few heads and a long sequence on all multiprocessors: split, and merge what is split"
@@ -63,6 +64,16 @@ def sdpa_folded(backend, q, keys, values, lengths, scale):
     """The heads of a group as rows of one head: without a mask that is the same."""
     grouped = q.unflatten(1, (keys.shape[1], -1))
     return attention_by(backend, grouped, keys, values, scale=scale).flatten(1, 2)
+
+
+def flashinfer(q, keys, values, lengths, scale):
+    """Of one sequence, which fills the cache."""
+    use_nvcc()
+    from flashinfer import single_decode_with_kv_cache
+
+    return single_decode_with_kv_cache(
+        q[0], keys[0], values[0], "HND", use_tensor_cores=True, sm_scale=scale
+    )[None]
 
 
 def cost(case):
@@ -114,6 +125,7 @@ PROBLEMS = (
             Library("cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION)),
             Library("folded", partial(sdpa_folded, SDPBackend.FLASH_ATTENTION)),
         ),
+        rivals=(Library("FlashInfer", flashinfer),),
         tolerance=Tolerance(
             factor=8, why="sums over tokens are merged in another order than PyTorch's, in fp32"
         ),

@@ -58,6 +58,7 @@ def problem(name, shared, cases, bench, target, libraries=(), refused=()):
         cost=partial(pages.cost, shared),
         pytorch=pages.one_by_one,
         libraries=libraries,
+        rivals=(Library("FlashInfer", pages.flashinfer),),
         tolerance=Tolerance(
             factor=8, why="sums over tokens are merged in another order than PyTorch's, in fp32"
         ),

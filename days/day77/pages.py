@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
 from common.day import Cost, Skip
+from common.references.rivals import use_nvcc
 
 SCALE = 0.1
 SPARE = 2  # pages that belong to no sequence
@@ -112,6 +113,29 @@ def reference(q, key_pages, value_pages, table, lengths, scale):
 def known(lengths):
     """A server knows the lengths on the host: reading them is not timed."""
     return lengths.tolist()
+
+
+@lru_cache(maxsize=1)
+def planned(q, key_pages, table, lengths, scale):
+    """FlashInfer's plan for these lengths, which a server makes once per token for all layers: it
+    is not timed."""
+    use_nvcc()
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+    _, H, size, D = key_pages.shape
+    counts = -(-lengths // size)
+    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+    pages = table[torch.arange(table.shape[1], device=table.device) < counts[:, None]]
+    workspace = torch.empty(1 << 27, dtype=torch.uint8, device=q.device)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=True)
+    types = {"q_data_type": q.dtype, "kv_data_type": key_pages.dtype}
+    last = lengths - (counts - 1) * size
+    wrapper.plan(ends, pages, last, q.shape[1], H, D, size, sm_scale=scale, **types)
+    return wrapper
+
+
+def flashinfer(q, key_pages, value_pages, table, lengths, scale):
+    return planned(q, key_pages, table, lengths, scale).run(q, (key_pages, value_pages))
 
 
 def one_by_one(q, key_pages, value_pages, table, lengths, scale):

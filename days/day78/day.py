@@ -10,7 +10,7 @@ if __name__ == "__main__":  # python days/day78/day.py: build, call, compare wit
 
 from dataclasses import replace
 
-from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, Target, Tolerance, grid
+from common.day import COMPILE, FLOATS, Case, Cost, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import tokens
 
@@ -22,6 +22,7 @@ TOPICS = ("sampling", "top-k", "top-p", "radix select", "inference", "fixed poin
 SOURCE = "sampling.cu"
 EXTRA_SOURCES = ("tokens.py",)
 INTRODUCES = ("top-k sampling", "top-p sampling", "temperature", "radix select")
+SHOW_TIMES = False
 
 ALL = 1 << 30  # as k: every token
 WHY = "a mass is exp of a rounded difference, in fp32; it is compared with float64"
@@ -36,6 +37,8 @@ V1 = Rung("sampling_v1_bits", "one bit of the key per pass")
 V2 = Rung("sampling_v2_radix", "10 bits per pass, histograms")
 V3 = Rung("sampling_v3_cluster", "row as keys in a cluster's shared memory")
 V4 = Rung("sampling_v4_bound", "a list of what is not below a bound")
+
+TARGETS = (Target(3.0, "pytorch"), Target(1.0, "FlashInfer"))
 
 # (rows, tokens, k, percent of top-p)
 CASES = (
@@ -64,7 +67,7 @@ top_k_and_p = Problem(
     name="top-k 50, then top-p 0.9",
     inputs=tokens.inputs,
     reference=tokens.sample,
-    rungs=(V1, V2, V3, replace(V4, target=Target(3.0, "pytorch"))),
+    rungs=(V1, V2, V3, replace(V4, target=TARGETS)),
     cases=CASES,
     refused=(Case((2, 0, 7, 80), "bfloat16"), Case((1, (1 << 22) + 1, 7, 80), "bfloat16")),
     bench=Case((64, 128256, 50, 90), "bfloat16"),
@@ -72,6 +75,7 @@ top_k_and_p = Problem(
     cost=cost,
     pytorch=tokens.by_pytorch,
     libraries=(COMPILE,),
+    rivals=(Library("FlashInfer", tokens.flashinfer),),
     tolerance=Tolerance(ulps=32, why=WHY),
 )
 PROBLEMS = (
@@ -79,7 +83,7 @@ PROBLEMS = (
     replace(
         top_k_and_p,
         name="top-p 0.9 of all tokens",
-        rungs=(V1, V2, replace(V3, target=Target(3.0, "pytorch"))),
+        rungs=(V1, V2, replace(V3, target=TARGETS)),
         cases=grid([(2, 136, ALL, 90)], FLOATS),
         refused=(),
         bench=Case((64, 128256, ALL, 90), "bfloat16"),

@@ -5,6 +5,7 @@ import math
 import torch
 
 from common.day import print_table
+from common.references.rivals import use_nvcc
 
 TEMPERATURE = 0.8
 STANDING_OUT = 64  # tokens of a timed row that are far above the others, and differ from each other
@@ -99,6 +100,20 @@ def by_pytorch(logits, u, temperature, top_k, top_p):
     total = sums.gather(1, kept - 1)
     place = torch.searchsorted(sums, u[:, None] * total, right=True).minimum(kept - 1)
     return places.gather(1, place)[:, 0], (p.gather(1, place) / total)[:, 0], kept[:, 0]
+
+
+def flashinfer(logits, u, temperature, top_k, top_p):
+    """FlashInfer draws by rejection, from random numbers of its own instead of u: there is no
+    output to compare."""
+    use_nvcc()
+    from flashinfer import sampling
+
+    p = sampling.softmax(logits, temperature)
+    if top_k < logits.shape[1]:
+        sampling.top_k_top_p_sampling_from_probs(p, top_k, top_p)
+    else:
+        sampling.top_p_sampling_from_probs(p, top_p)
+    return ()
 
 
 def distance(found, p):

@@ -21,6 +21,7 @@ TOPICS = ("attention", "MLA", "KV cache", "wgmma", "TMA", "roofline", "load bala
 SOURCE = "mla_decode.cu"
 EXTRA_SOURCES = ("latent.py", "proof.py")
 INTRODUCES = ("multi-head latent attention", "absorbed weights")
+SHOW_TIMES = False
 
 TYPES = ["bfloat16", "float16"]
 # (B, H, T): around the 64 heads of a block, tiles of 32 and 64 tokens
@@ -52,6 +53,7 @@ def problem(name, bench, cases, target):
             Library("FLASH", latent.flash),
             Library("cuDNN", latent.cudnn),
         ),
+        rivals=(Library("FlashInfer", latent.flashinfer),),
         tolerance=Tolerance(
             factor=8, why="sums over tokens are merged in another order than PyTorch's, in fp32"
         ),

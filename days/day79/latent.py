@@ -1,6 +1,6 @@
 """A latent cache: how it is drawn, what attention over it is, and how PyTorch computes it."""
 
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend
 
 from common.day import Cost
 from common.references.attention import attention_by, ragged_lengths, unused
+from common.references.rivals import use_nvcc
 
 RANK, ROPE = 512, 64
 KEY = RANK + ROPE
@@ -59,6 +60,34 @@ def by(backend, q, cache, lengths, scale):
 
 flash = partial(by, SDPBackend.FLASH_ATTENTION)
 cudnn = partial(by, SDPBackend.CUDNN_ATTENTION)
+
+
+PAGE = 64  # tokens
+
+
+@lru_cache(maxsize=1)
+def planned(q, cache, lengths, scale):
+    """FlashInfer's plan for a cache in pages, which lie in order; it is not timed."""
+    use_nvcc()
+    from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+    B, H = q.shape[:2]
+    sequences = torch.arange(B + 1, dtype=torch.int32, device=q.device)
+    count = cache.shape[1] // PAGE
+    pages = torch.arange(B * count, dtype=torch.int32, device=q.device)
+    workspace = torch.empty(1 << 27, dtype=torch.uint8, device=q.device)
+    wrapper = BatchMLAPagedAttentionWrapper(workspace)
+    lengths = lengths.int()
+    sizes = (H, RANK, ROPE, PAGE, False, scale, q.dtype, cache.dtype)
+    wrapper.plan(sequences, sequences * count, pages, lengths, *sizes)
+    return wrapper
+
+
+def flashinfer(q, cache, lengths, scale):
+    """For whole pages."""
+    pages = cache.view(-1, PAGE, KEY)
+    parts = (q[..., :RANK], q[..., RANK:], pages[..., :RANK], pages[..., RANK:])
+    return planned(q, cache, lengths, scale).run(*parts)
 
 
 def cost(case):

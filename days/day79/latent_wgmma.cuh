@@ -103,7 +103,7 @@ struct Boxes {
       auto* const words = reinterpret_cast<uint4*>(slot(i + box) + tokens * BOX_ROW);
       for (int e = threadIdx.x; e < (BN - tokens) * BOX_ROW / 16; e += WARPGROUP) words[e] = {};
     }
-    ptx::fence_for_copy_engine();           // what this thread wrote, before wgmma reads it …
+    ptx::fence_proxy_async();               // what this thread wrote, before wgmma reads it …
     ptx::barrier_sync(SCORERS, WARPGROUP);  // … and what all others wrote
   }
 };

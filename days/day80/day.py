@@ -54,9 +54,12 @@ def training_cost(case):
 V2 = Rung("selective_scan_v2_tiles", "coalesced tiles in shared memory")
 V3 = Rung("selective_scan_v3_warp_scan", "a scan over time per warp")
 V4 = Rung(
-    "selective_scan_v4_lanes", "states over lanes, one pass in time", target=Target(20, "pytorch")
+    "selective_scan_v4_lanes",
+    "states over lanes, one pass in time",
+    target=Target(1.0, "mamba-ssm"),
 )
 SEGMENTS = (Library("compiled segments", scans.by_segments),)
+MAMBA = (Library("mamba-ssm", scans.mamba),)
 CASES = (
     *grid([*SHAPES, *EMPTY], FLOATS),
     *grid(LONG, ["float32", "bfloat16"]),
@@ -90,6 +93,7 @@ PROBLEMS = (
         cost=cost,
         pytorch=scans.by_steps,
         libraries=SEGMENTS,
+        rivals=MAMBA,
     ),
     Problem(
         name="forward, few channels",
@@ -102,6 +106,7 @@ PROBLEMS = (
         cost=cost,
         pytorch=scans.by_steps,
         libraries=SEGMENTS,
+        rivals=MAMBA,
     ),
     Problem(
         name="training step",
@@ -113,7 +118,7 @@ PROBLEMS = (
                 "forward v4, then the backward pass",
                 backward=backward,
                 saves=lambda inputs, output: inputs,
-                target=Target(20, "pytorch"),
+                target=Target(1.0, "mamba-ssm"),
             ),
         ),
         cases=(*CASES, *grid([(2, 270, 8, 36)], ["float32"])),
@@ -122,6 +127,7 @@ PROBLEMS = (
         cost=training_cost,
         pytorch=scans.by_steps,
         libraries=SEGMENTS,
+        rivals=MAMBA,
         gradients=True,
         tolerance=Tolerance(factor=16, why="terms of the sums have both signs and cancel"),
     ),

@@ -16,7 +16,8 @@ def selective_scan(u, delta, A, B, C, D, z, bias):
     delta = softplus(delta + bias[:, None])
     h = u.new_zeros(*u.shape[:2], A.shape[1])
     # Without a step, autograd would find arguments that nothing depends on.
-    sums = [torch.einsum("bdt,dn,bnt,bnt->bdt", delta, A, B, C)[..., :0]]
+    none = (x[..., :0] for x in (B, C))
+    sums = [torch.einsum("bdt,dn,bnt,bnt->bdt", delta[..., :0], A, *none)]
     for t in range(u.shape[2]):
         d = delta[..., t, None]
         h = torch.exp(d * A) * h + d * u[..., t, None] * B[:, None, :, t]
@@ -91,6 +92,13 @@ def by_segments(u, delta, A, B, C, D, z, bias):
     _, sums = run(torch.stack(starts))
     y = torch.stack(sums, 1).flatten(0, 1)  # (time, batch, channels)
     return _gated(list(y), u, D, z)
+
+
+def mamba(u, delta, A, B, C, D, z, bias):
+    """The kernels of Mamba's authors."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    return selective_scan_fn(u, delta, A, B, C, D, z, bias, delta_softplus=True)
 
 
 # ---------------------------------------------------------------- inputs

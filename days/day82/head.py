@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from common.base.declaration import CUBLAS_UNWATCHED
 from common.day import COMPILE, Case, Cost, Problem, Rung, grid
+from common.references import rivals
 
 from .embedding import FLOATS, embedding_backward, text, wide
 
@@ -102,6 +103,7 @@ head = Problem(
     cost=cost,
     pytorch=by_pytorch,
     libraries=(COMPILE,),
+    rivals=(rivals.quack_head, rivals.liger_head),
     unwatched=CUBLAS_UNWATCHED,
 )
 
@@ -168,4 +170,5 @@ tied = replace(
     ),
     cost=tied_cost,
     pytorch=tied_by_pytorch,
+    rivals=(),
 )

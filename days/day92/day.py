@@ -8,7 +8,9 @@ if __name__ == "__main__":  # python days/day92/day.py: build, call, compare wit
 
     sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day92
 
-from common.day import COMPILE, Case, Library, Problem, Rung, Tolerance, grid
+from dataclasses import replace
+
+from common.day import COMPILE, Case, Library, Problem, Rung, Target, Tolerance, grid
 
 from . import splatting
 from .proof import show
@@ -23,6 +25,7 @@ TOPICS = ("3D", "graphics", "Gaussian splatting", "rendering", "radix sort", "pi
 SOURCE = "gaussian_splat.cu"
 EXTRA_SOURCES = ("project.cu", "proof.py", "scene.py", "splatting.py")
 INTRODUCES = ("Gaussian splatting", "splat", "alpha blending", "transmittance")
+SHOW_TIMES = False
 
 # (Gaussians, width, height)
 SCENES = [(257, 100, 70), (1, 16, 16), (8, 33, 300), (0, 20, 20), (513, 640, 480)]
@@ -102,12 +105,15 @@ PROBLEMS = (
         pytorch=splatting.own_picture,
         pytorch_not_captured=WAITS,
         libraries=(Library("compile", splatting.compiled_picture, not_captured=WAITS),),
+        rivals=(Library("gsplat", splatting.by_gsplat, not_captured=WAITS),),
         rungs=(
             Rung("splat_v1_all", "one thread per pixel, all splats"),
             waiting("splat_v2_lists", "a list per tile"),
             waiting("splat_v3_staged", "records in shared memory"),
             waiting("splat_v4_ellipse", "shorter lists"),
-            waiting("splat_v5_rows", "four pixels per thread"),
+            replace(
+                waiting("splat_v5_rows", "four pixels per thread"), target=Target(1.0, "gsplat")
+            ),
         ),
         cases=grid(SHAPES, ["float32"]),
         bench=Case(BENCH),

@@ -6,11 +6,12 @@ be another picture. All else is in the dtype of the arguments.
 """
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
 from common.day import Cost
+from common.references.rivals import use_nvcc
 
 SIDE, CHUNK = 16, 32  # pixels of a tile, list entries at a time
 MAX_ALPHA, LEAST = 0.99, 1e-4
@@ -286,6 +287,39 @@ def compiled_step():
 
 def compiled_picture(*arguments):
     return picture(*arguments, step_of=compiled_step())
+
+
+@lru_cache(maxsize=1)
+def for_gsplat(splats, width, height):
+    """(1, n, …): centres, radii, conics and opacities. gsplat's exponent is half of a quadratic
+    form, ours has powers of two. A splat that is not drawn, or that gsplat's integers cannot hold,
+    has the radii 0."""
+    _, size = boxes(splats, width, height)
+    drawn = size.prod(1) > 0
+    centres, (a, b, c, level) = splats[:, 0:2], splats[:, 2:6].unbind(1)
+    drawn &= (centres.abs() < 1e6).all(1) & splats[:, 2:5].isfinite().all(1)
+    radii = splats[:, 6:8].clamp(max=2.0 * max(width, height)).ceil()
+    radii = torch.where(drawn[:, None], radii, 0).int()
+    conics = math.log(2) * torch.stack([2 * a, b, 2 * c], 1)
+    opacities = level.exp2().clamp(max=1e6) / 255
+    parts = (centres, conics, opacities)
+    centres, conics, opacities = (x.nan_to_num(0, 0, 0)[None].contiguous() for x in parts)
+    return centres, radii[None], conics, opacities
+
+
+def by_gsplat(splats, depths, colours, width, height):
+    """Sorted and blended by gsplat, in whose format the splats are before the timing."""
+    use_nvcc()
+    from gsplat import isect_offset_encode, isect_tiles, rasterize_to_pixels
+
+    centres, radii, conics, opacities = for_gsplat(splats, width, height)
+    columns, rows = -(-width // SIDE), -(-height // SIDE)
+    _, keys, ids = isect_tiles(centres, radii, depths[None], SIDE, columns, rows)
+    begins = isect_offset_encode(keys, 1, columns, rows)
+    image, weights = rasterize_to_pixels(
+        centres, conics, colours[None], opacities, width, height, SIDE, begins, ids
+    )
+    return torch.cat([image, weights], -1)[0]
 
 
 # ---------------------------------------------------------------- costs

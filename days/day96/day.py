@@ -40,7 +40,8 @@ RUNGS = (
     Rung("decode_v1_kernels", "8 kernels per layer"),
     Rung("decode_v2_fused", "5 kernels per layer"),
     Rung("decode_v3_persistent", "one kernel, barriers of the grid"),
-    Rung("decode_v4_stream", "tagged words, weights ahead", target=Target(1.5, "pytorch")),
+    # 0.130 ms per token on an H200
+    Rung("decode_v4_stream", "tagged words, weights ahead", target=Target(0.48, "copy")),
 )
 SUMS = Tolerance(
     ulps=8,

@@ -409,3 +409,9 @@ def test_pytorchs_own_tools_use_the_courses_compiler(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(library, "detect", lambda device: platform)
     library.use_compilers("cpu")
     assert os.environ["CXX"] == os.environ["CC"] == "found"
+
+
+def test_the_calls_of_cub_compile() -> None:
+    """They are built only for --rivals, on a GPU."""
+    source = ROOT / "common" / "references" / "cub_calls.cu"
+    nvcc.compile_source("cub_calls", source, ["9.0a"], optimised=False)

@@ -33,7 +33,7 @@ ADD = Problem(
 RIGHT = (
     *("right", "keeps_a_workspace", "shared_right", "dynamic_right", "aligned", "persistent"),
     *("persistent_tiles", "strides_along_y", "long_row_right", "pair_right"),
-    *("forks_and_joins", "through_a_clone", "restores_state"),
+    *("forks_and_joins", "through_a_clone", "restores_state", "in_place"),
 )
 # Patterns that the failure's text must match.
 WRONG = {
@@ -60,6 +60,9 @@ WRONG = {
     "sets_device": "state of the process\n.*current device: 0 was set, and not the one before",
     "writes_behind_its_own": "written right beyond the end of an allocation of 40 bytes\n"
     r".*in kernel add_one, launched at .*launchers\.cu:\d+",
+    "past_the_end": r"the output \(.*1 element past its end",
+    "before_the_start": r"the output \(.*1 element before its start",
+    "past_a_workspace": r"tensor 1 that the operator allocates \(.*1 element past its end",
     "shared_beyond": r"out of bounds: block \(0,0,0\) wrote 4 bytes: 4 bytes beyond the end of "
     r"__shared__ float tile\[BLOCK\]",
     "shared_before": "out of bounds: .* 4 bytes before the start of __shared__ float tile",

@@ -107,7 +107,7 @@ def test_arrive_and_drop(call: Call) -> None:
 @pytest.mark.parametrize("n", [4, 64, 252])
 def test_memcpy_async(call: Call, n: int, how: int) -> None:
     if how == 3 and torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("the copy engine came with sm_90")
+        pytest.skip("TMA came with sm_90")
     x = torch.rand(3, n, generator=torch.Generator().manual_seed(n))
     assert call("turn_round", x, how).equal(x.flip(1))
 

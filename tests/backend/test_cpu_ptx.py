@@ -299,7 +299,7 @@ def test_named_barriers(call: Call, tiles: int) -> None:
 @pytest.mark.parametrize("how", [0, 1, 2], ids=["stores", "cp_async", "bulk"])
 def test_mbarriers(call: Call, how: int, tiles: int) -> None:
     if call.device == "cuda" and how == 2 and torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("the copy engine came with sm_90")
+        pytest.skip("TMA came with sm_90")
     x = torch.arange(tiles * 64, dtype=torch.int32).reshape(tiles, 64)
     for test in (False, True):
         assert call("mbarriers", x, how, test).equal(x.flip(1))

@@ -1,4 +1,4 @@
-"""The copy engine's tensor copies (TMA): on the CPU backend in each order, and on a GPU.
+"""Tensor copies by TMA: on the CPU backend in each order, and on a GPU.
 
 `cpu_kernels/tensor_copy.cu` has the kernels. The expected results are computed independently, with
 index arithmetic over the whole box instead of the backend's pieces.
@@ -23,10 +23,10 @@ NAN = {torch.float32: 0x7FF77FF7, torch.half: 0x7FF7, torch.bfloat16: 0x7FF7}  #
 
 @pytest.fixture(autouse=True)
 def has_copy_engine(request: pytest.FixtureRequest) -> None:
-    """Skip tests that need a GPU with a copy engine on one without."""
+    """Skip tests that need a GPU with TMA on one without."""
     on_gpu = "gpu" in request.node.name and torch.cuda.is_available()
     if on_gpu and torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("the copy engine came with sm_90")
+        pytest.skip("TMA came with sm_90")
 
 
 @dataclass(frozen=True)
@@ -325,8 +325,8 @@ MISTAKES = {
         "the block returns while a transfer to its shared memory is in flight",
         "never waited for",
     ),
-    20: ("the block returns while a store by the copy engine still reads", "returns too early"),
-    21: ("the block returns while a store by the copy engine still reads", "never committed"),
+    20: ("the block returns while a store by TMA still reads", "returns too early"),
+    21: ("the block returns while a store by TMA still reads", "never committed"),
     24: ("elements of one byte cannot be added", "bytes added"),
     25: ("misaligned: the source .* must be a multiple of 128", "misaligned source"),
     26: (r"cp\.async\.bulk\.global: misaligned: 64 bytes", "misaligned flat store"),

@@ -296,7 +296,7 @@ def test_a_missing_fence_of_an_mbarrier_is_explained(races: Results) -> None:
         f"no fence between the mbarrier's initialisation at {first} and the copy that completes at "
         f"it, {second}: "
     )
-    assert "fence_mbarrier_init() or fence_for_copy_engine()" in finding["details"][2]
+    assert "fence_mbarrier_init() or fence_proxy_async()" in finding["details"][2]
 
 
 @pytest.fixture(scope="session")

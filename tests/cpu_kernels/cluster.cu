@@ -149,8 +149,8 @@ __global__ void shift_kernel(const int* x, int* y, int how) {
     ptx::mbarrier_init(&barrier, 1);
     ptx::fence_mbarrier_init();
   }
-  ptx::fence_for_copy_engine();  // `mine` is written by this thread and read by a bulk copy
-  cluster.sync();                // all blocks have begun, and written
+  ptx::fence_proxy_async();  // `mine` is written by this thread and read by a bulk copy
+  cluster.sync();            // all blocks have begun, and written
   // The bytes may come before they are announced: the arrival is what the phase still needs.
   if (t == 0)
     ptx::mbarrier_arrive_expect_bytes_at_rank(&barrier, next,

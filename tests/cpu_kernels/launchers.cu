@@ -213,6 +213,33 @@ Tensor writes_behind_its_own(const Tensor& x) {
   return right(x);
 }
 
+__global__ void write_one(float* y, int64_t at) {
+  y[at] = 0;
+}
+
+Tensor writes_at(const Tensor& x, Tensor written, int64_t at) {
+  const DeviceGuard guard(x);
+  write_one<<<1, 1, 0, current_stream(x)>>>(mutable_data<float>(written), at);
+  check_launch("write_one");
+  return written;
+}
+Tensor past_the_end(const Tensor& x) {
+  return writes_at(x, right(x), x.numel());
+}
+Tensor before_the_start(const Tensor& x) {
+  return writes_at(x, right(x), -1);
+}
+Tensor past_a_workspace(const Tensor& x) {
+  writes_at(x, torch::stable::new_empty(x, {x.numel() + 1}), x.numel() + 1);
+  return right(x);
+}
+void in_place(Tensor x) {
+  check(x, "x").on_gpu().dtype({ScalarType::Float}).contiguous();
+  const DeviceGuard guard(x);
+  launch(x, x, current_stream(x));
+}
+RUNG(test_launchers, in_place, "(Tensor(a!) x) -> ()");
+
 // One workspace for all calls is no leak.
 Tensor keeps_a_workspace(const Tensor& x) {
   const DeviceGuard guard(x);
@@ -533,6 +560,9 @@ LAUNCHER(changes_directory);
 LAUNCHER(sets_device);
 LAUNCHER(restores_state);
 LAUNCHER(writes_behind_its_own);
+LAUNCHER(past_the_end);
+LAUNCHER(before_the_start);
+LAUNCHER(past_a_workspace);
 LAUNCHER(keeps_a_workspace);
 LAUNCHER(shared_right);
 LAUNCHER(shared_beyond);

@@ -265,7 +265,7 @@ Tensor drop(Tensor like) {
 }
 
 // The block copies its row through shared memory, and turns it round. `how`: by the whole block, by
-// bytes and an aligned size, by each thread for itself, or by the copy engine.
+// bytes and an aligned size, by each thread for itself, or by TMA.
 template <int how>
 __global__ void turn_round_kernel(const float* in, float* out, int n) {
   extern __shared__ float4 memory[];

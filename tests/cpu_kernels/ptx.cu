@@ -426,7 +426,7 @@ Tensor named_barriers(Tensor x) {
 
 // ---------------------------------------------------------------- mbarrier
 
-// The same by mbarriers. How the data come: 0 by stores, 1 by cp.async, 2 by the copy engine.
+// The same by mbarriers. How the data come: 0 by stores, 1 by cp.async, 2 by TMA.
 // How a consumer waits: by mbarrier_test in a loop if `test`, else by mbarrier_wait.
 __global__ void mbarrier_kernel(const int* x, int* y, int tiles, int how, bool test) {
   __shared__ __align__(16) int buffers[2][64];
@@ -437,13 +437,13 @@ __global__ void mbarrier_kernel(const int* x, int* y, int tiles, int how, bool t
       ptx::mbarrier_init(&full[b], how == 2 ? 1 : 64);
       ptx::mbarrier_init(&empty[b], 64);
     }
-    if (how == 2) ptx::fence_for_copy_engine();
+    if (how == 2) ptx::fence_proxy_async();
   }
   __syncthreads();
   for (int tile = 0; tile < tiles; ++tile) {
     const int b = tile % 2, parity = tile / 2 % 2;
     if (threadIdx.x < 64) {
-      // The copy engine is fed by one thread. Others that waited here could be a phase late.
+      // TMA is fed by one thread. Others that waited here could be a phase late.
       if (how == 2 && t > 0) continue;
       ptx::mbarrier_wait(&empty[b], parity ^ 1);  // a new barrier's "phase before" is complete
       if (how == 0) {

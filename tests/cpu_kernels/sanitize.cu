@@ -130,7 +130,7 @@ __global__ void bulk_copy_beyond(const float* x, float* out, int n, bool fixed) 
   if (i < n) out[i] = row[i];
 }
 
-// ---------------------------------------------------------------- addresses: copy engine, wgmma
+// ---------------------------------------------------------------- addresses: TMA, wgmma
 
 // x is 8 x 8; with the fault, the box is larger than the tile that it is copied to, or from.
 __device__ float* tile_of_box(bool fixed) {
@@ -156,7 +156,7 @@ __global__ void tensor_load_beyond(const __grid_constant__ ptx::TensorMap map, f
 __global__ void tensor_store_beyond(const __grid_constant__ ptx::TensorMap map, bool fixed) {
   float* tile = tile_of_box(fixed);
   if (fixed || threadIdx.x < 32) tile[threadIdx.x] = threadIdx.x;
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x) return;
   ptx::store_tensor(map, {0, 0}, tile);  // line: tensor_store_beyond
@@ -188,7 +188,7 @@ __global__ void wgmma_beyond(const float* x, float* out, int n, bool fixed) {
   behind[i] = 0;
   for (int k = i; k < 1024; k += 128) a[k / 128][k / 64 % 2][k / 8 % 8][k % 8] = 1.0f;
   b[i / 64][i / 8 % 8][i % 8] = 1.0f;
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   __syncthreads();
   const uint64_t left = ptx::wgmma_descriptor(a, ptx::Swizzle::kNone, 128, 256);
   const uint64_t right = ptx::wgmma_descriptor(b, ptx::Swizzle::kNone, 128, 256);

@@ -1,4 +1,4 @@
-// Kernels for test_cpu_tensor_copy.py: copies by the copy engine, on the CPU and on a GPU.
+// Kernels for test_cpu_tensor_copy.py: copies by TMA, on the CPU and on a GPU.
 #include "common/cuda/ptx.cuh"
 #include "common/cuda/tensor.cuh"
 
@@ -86,7 +86,7 @@ __global__ void load_kernel(const __grid_constant__ ptx::TensorMap map, Index in
   int at[N];
   for (int d = 0; d < N; ++d) at[d] = index.i[d];
   for (int i = static_cast<int>(threadIdx.x); i < capacity; i += kThreads) tile[i] = 0xee;
-  ptx::fence_for_copy_engine();  // these stores come before the engine's
+  ptx::fence_proxy_async();  // these stores come before the engine's
   begin_barrier(&barrier);
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(map);
@@ -171,7 +171,7 @@ __global__ void store_kernel(const __grid_constant__ ptx::TensorMap map, Index i
   int at[N];
   for (int d = 0; d < N; ++d) at[d] = index.i[d];
   for (int i = static_cast<int>(threadIdx.x); i < bytes; i += kThreads) tile[i] = x[i];
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x == 0) {
     if (add) {
@@ -228,7 +228,7 @@ __global__ void double_kernel(const __grid_constant__ ptx::TensorMap from,
     const int stage = tile % 2 * kTile * kTile;
     for (int i = static_cast<int>(threadIdx.x); i < kTile * kTile; i += kThreads)
       out[stage + i] = 2 * in[stage + i];
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     __syncthreads();  // all of the tile is written, and all have read theirs of `in`
     if (threadIdx.x == 0) {
       ptx::store_tensor(to, {tile % across * kTile, tile / across * kTile}, out + stage);
@@ -424,7 +424,7 @@ __global__ void __cluster_dims__(2, 1, 1)
     ptx::mbarrier_wait(&barrier, 0);
   }
   if (t == 0 && rank == 0 && which >= 20) {
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     switch (which) {
       case 20:
         ptx::store_tensor(to, {0, 0}, tile);  // line: returns too early

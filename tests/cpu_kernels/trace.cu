@@ -174,7 +174,7 @@ template <bool fixed>
 __global__ void bulk_copy_without_wait(float* out, const float* in) {
   __shared__ __align__(16) float row[64];
   __shared__ uint64_t full;
-  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1), ptx::fence_for_copy_engine();
+  if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1), ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect_bytes(&full, 256);
@@ -203,7 +203,7 @@ __global__ void wgmma_without_barrier(float* out) {
   __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
   for (int i = threadIdx.x; i < 1024; i += 128)
     tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // wgmma_without_barrier: first
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   if (fixed) __syncthreads();
   const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
   float sums[4] = {};
@@ -285,7 +285,7 @@ __global__ void reset_after_atomics(float* out) {
   }
 }
 
-// ------------------------------------------------------------------ the copy engine, wgmma,
+// ------------------------------------------------------------------ TMA, wgmma,
 // clusters
 
 // One thread stores the tile; the others may write the next one when it has waited.
@@ -294,7 +294,7 @@ __global__ void stored_tile_overwritten(float* out) {
   __shared__ __align__(16) float tile[64];
   for (int trip = 0; trip < 2; ++trip) {
     tile[threadIdx.x] = trip;  // stored_tile_overwritten: second
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
       ptx::store_bulk(out + 64 * trip, tile, 256);  // stored_tile_overwritten: first
@@ -311,7 +311,7 @@ __global__ void tensor_tile_overwritten(const __grid_constant__ ptx::TensorMap m
   __shared__ __align__(128) float tile[8][8];
   for (int trip = 0; trip < 2; ++trip) {
     tile[threadIdx.x / 8][threadIdx.x % 8] = trip;  // tensor_tile_overwritten: second
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
       ptx::store_tensor(map, {0, 8 * trip}, tile);  // tensor_tile_overwritten: first
@@ -328,7 +328,7 @@ template <bool fixed>
 __global__ void stored_result_read(float* data, float* out) {
   __shared__ __align__(16) float tile[64];
   tile[threadIdx.x] = 1.0f;
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::store_bulk(data, tile, 256);  // stored_result_read: first
@@ -374,7 +374,7 @@ __global__ void narrow_box_without_wait(const __grid_constant__ ptx::TensorMap m
   out[threadIdx.x] = tile[row][row * 4 + threadIdx.x % 4];  // narrow_box_without_wait: second
   __syncthreads();
   ptx::mbarrier_wait(&full, 0);
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   if (threadIdx.x == 0) {
     ptx::store_tensor(map, {0, 8}, tile);
     ptx::bulk_commit();
@@ -460,7 +460,7 @@ __global__ void __cluster_dims__(2, 1, 1) sent_tile_overwritten(float* out) {
     ptx::mbarrier_arrive_expect_bytes(&full, 128);
   }
   from[threadIdx.x] = 1.0f;
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   ptx::cluster_sync();
   uint32_t other = ptx::cluster_block_rank() ^ 1;
   if (threadIdx.x == 0)
@@ -493,7 +493,7 @@ __global__ void wgmma_tile_overwritten(float* out) {
   for (int trip = 0; trip < 2; ++trip) {
     for (int i = threadIdx.x; i < 1024; i += 128)
       tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // wgmma_tile_overwritten: second
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     __syncthreads();
     ptx::wgmma_fence(sums);
     ptx::wgmma<__nv_bfloat16>(sums, whole, whole);  // wgmma_tile_overwritten: first
@@ -505,12 +505,12 @@ __global__ void wgmma_tile_overwritten(float* out) {
   out[threadIdx.x] = sums[0];
 }
 
-// What a thread has stored is no news to the copy engine before a fence, whatever barrier follows.
+// What a thread has stored is no news to TMA before a fence, whatever barrier follows.
 template <bool fixed>
 __global__ void store_without_fence(float* out) {
   __shared__ __align__(16) float tile[64];
   tile[threadIdx.x] = 1.0f;  // store_without_fence: first
-  if (fixed) ptx::fence_for_copy_engine();
+  if (fixed) ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::store_bulk(out, tile, 256);  // store_without_fence: second
@@ -523,9 +523,9 @@ __global__ void store_without_fence(float* out) {
 template <bool fixed>
 __global__ void tensor_store_with_old_fence(const __grid_constant__ ptx::TensorMap map) {
   __shared__ __align__(128) float tile[8][8];
-  if (!fixed) ptx::fence_for_copy_engine();
+  if (!fixed) ptx::fence_proxy_async();
   tile[threadIdx.x / 8][threadIdx.x % 8] = 1.0f;  // tensor_store_with_old_fence: first
-  if (fixed) ptx::fence_for_copy_engine();
+  if (fixed) ptx::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x == 0) {
     ptx::store_tensor(map, {0, 0}, tile);  // tensor_store_with_old_fence: second
@@ -539,7 +539,7 @@ __global__ void wgmma_without_fence(float* out) {
   __shared__ __align__(16) __nv_bfloat16 tile[2][64][8];
   for (int i = threadIdx.x; i < 1024; i += 128)
     tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // wgmma_without_fence: first
-  if (fixed) ptx::fence_for_copy_engine();
+  if (fixed) ptx::fence_proxy_async();
   __syncthreads();
   const uint64_t whole = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 1024, 128);
   float sums[4] = {};
@@ -556,7 +556,7 @@ __global__ void fence_by_another(float* out) {
   __shared__ __align__(16) float tile[64];
   tile[threadIdx.x] = 1.0f;  // fence_by_another: first
   __syncthreads();
-  if (threadIdx.x == (fixed ? 0 : 32)) ptx::fence_for_copy_engine();
+  if (threadIdx.x == (fixed ? 0 : 32)) ptx::fence_proxy_async();
   if (threadIdx.x == 0) {
     ptx::store_bulk(out, tile, 256);  // fence_by_another: second
     ptx::bulk_commit();
@@ -587,9 +587,9 @@ __global__ void mbarrier_after_fence(const __grid_constant__ ptx::TensorMap map,
   __shared__ __align__(128) float tile[8][8];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
-    if (!fixed) ptx::fence_for_copy_engine(), ptx::fence_mbarrier_init();
+    if (!fixed) ptx::fence_proxy_async(), ptx::fence_mbarrier_init();
     ptx::mbarrier_init(&full, 1);  // mbarrier_after_fence: first
-    if (fixed) ptx::fence_for_copy_engine();
+    if (fixed) ptx::fence_proxy_async();
     ptx::mbarrier_arrive_expect_bytes(&full, 256);
     ptx::load_tensor(tile, map, {0, 0}, &full);  // mbarrier_after_fence: second
   }
@@ -605,13 +605,13 @@ __global__ void __cluster_dims__(2, 1, 1) mbarrier_fenced_by_another(float* out)
   __shared__ __align__(16) float from[32], to[32];
   __shared__ uint64_t full;
   from[threadIdx.x] = 1.0f;
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   if (threadIdx.x == 0) ptx::mbarrier_init(&full, 1);  // mbarrier_fenced_by_another: first
   ptx::cluster_sync();
   uint32_t other = ptx::cluster_block_rank() ^ 1;
   if (threadIdx.x == 1) {
     if (fixed)
-      ptx::fence_for_copy_engine();
+      ptx::fence_proxy_async();
     else
       ptx::fence_mbarrier_init();
     ptx::mbarrier_arrive_expect_bytes_at_rank(&full, other, 128);
@@ -627,7 +627,7 @@ __global__ void tile_with_mbarrier_fence(float* out) {
   __shared__ __align__(16) float tile[64];
   tile[threadIdx.x] = 1.0f;  // tile_with_mbarrier_fence: first
   if (fixed)
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
   else
     ptx::fence_mbarrier_init();
   __syncthreads();
@@ -667,7 +667,7 @@ __global__ void second_warpgroup_without_wait(float* out) {
   for (int trip = 0; trip < 2; ++trip) {
     for (int i = threadIdx.x; i < 1024; i += 256)
       tile[i / 512][i / 8 % 64][i % 8] = 1.0f;  // second_warpgroup_without_wait: second
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     __syncthreads();
     ptx::wgmma_fence(sums);
     ptx::wgmma<__nv_bfloat16>(sums, whole, whole);  // second_warpgroup_without_wait: first
@@ -990,7 +990,7 @@ __global__ void copied_tile_sent_on(const float* in, float* out) {
     ptx::copy_bulk(tile, in, 256, &full);
     ptx::mbarrier_wait(&full, 0);
     tile[0] = 1.0f;
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     ptx::store_bulk(out, tile, 256);
     ptx::bulk_commit();
     ptx::bulk_wait<0>();
@@ -1053,7 +1053,7 @@ __global__ void wgmma_tile_replaced(float* out) {
     if (threadIdx.x >= 128) {
       ptx::mbarrier_wait(&empty, trip % 2 ^ 1);
       for (int i = threadIdx.x - 128; i < 1024; i += 32) tile[i / 512][i / 8 % 64][i % 8] = 1.0f;
-      ptx::fence_for_copy_engine();
+      ptx::fence_proxy_async();
       ptx::mbarrier_arrive(&full);
     } else {
       ptx::mbarrier_wait(&full, trip % 2);
@@ -1203,7 +1203,7 @@ ptx::TensorMap map_of(float* matrix, int64_t columns, int64_t rows, ptx::Swizzle
                               {.sizes = {columns, rows}, .box = {columns, 8}, .swizzle = swizzle});
 }
 
-// Those of the copy engine, wgmma and clusters.
+// Those of TMA, wgmma and clusters.
 template <bool fixed>
 bool run_planted_on_hopper(std::string_view name) {
   Buffers m;

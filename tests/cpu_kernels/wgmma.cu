@@ -33,7 +33,7 @@ __global__ void product_kernel(const uint4* image, int pieces, Tile a, Tile b, c
                                float* d, bool accumulate) {
   extern __shared__ __align__(1024) uint4 shared[];
   for (int i = threadIdx.x; i < pieces; i += kThreads) shared[i] = image[i];
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   __syncthreads();
   float sums[N / 2];
   for (int e = 0; e < N / 2; ++e) sums[e] = c[place_of(e).row * N + place_of(e).column];
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(2 * kThreads)
   for (int step = 0; step * BK < K; ++step) {
     start(step + 1);
     ptx::cp_async_wait<1>();
-    ptx::fence_for_copy_engine();
+    ptx::fence_proxy_async();
     __syncthreads();  // this step's tiles are there, whichever thread copied them
     ptx::wgmma_fence(sums);
 #pragma unroll
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(2 * kThreads, 1) groups_kernel(const __nv_bflo
   }
   ptx::setmaxnreg_inc<232>();
   for (int i = threadIdx.x; i < 64 * 16; i += kThreads) tile[i % 16 / 8][i / 16][i % 8] = x[i];
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   ptx::barrier_sync(1, kThreads);
   const uint64_t descriptor = ptx::wgmma_descriptor(tile, ptx::Swizzle::kNone, 64 * 16, 8 * 16);
   float sums[2][4] = {};
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kThreads, 1) mistake_kernel(float* y, int whic
   };
   float sums[4] = {}, other[8] = {};
   if (which != 3) fill(1);
-  ptx::fence_for_copy_engine();
+  ptx::fence_proxy_async();
   if (which != 3) __syncthreads();
   const uint64_t x = describe();
   if (which != 10 && which != 11) ptx::wgmma_fence();

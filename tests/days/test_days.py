@@ -16,9 +16,9 @@ from common.base import toolchain
 from common.base.days import Day, discover
 from common.base.paths import ROOT
 from common.report import stored
-from common.report.glossary import GENERATED
 from tests.compilations import Compilations, narrowed_on_cpu
 from tests.days.runs import DayRuns
+from tests.unit.test_language import GENERATED
 
 DAYS, ERRORS = discover()
 HEADINGS = [
@@ -33,8 +33,6 @@ HEADINGS = [
     "Read on",
 ]
 MOST_LINES = 172  # of a README without its generated parts; a day of one topic needs 152 at most
-
-QUOTE = re.compile(r"^```(?:cuda|cpp)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 STEPS = [
     pytest.param(day, number, id=f"{day.name}-{step.name}")
@@ -162,6 +160,16 @@ def begin_narrowed(compilations: Compilations, day: Day) -> None:
 
 
 test_sizes_and_indices_keep_their_64_bits.begin = begin_narrowed  # type: ignore[attr-defined]
+
+
+@every_day
+def test_a_show_beside_which_other_days_run_reads_no_clock(day: Day) -> None:
+    files = [path for path in day.with_further().modules if path.name != "train.py"]
+    if any("SHOW_TIMES = False" in path.read_text(encoding="utf-8") for path in files):
+        for path in files:
+            clocks = re.findall(r"\bimport time\b|\bEvent\(|\w*seconds\w*\(|\w+_times\(",
+                                path.read_text(encoding="utf-8"))  # fmt: skip
+            assert not clocks, path
 
 
 @every_day

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.base.days import Day, discover
-from common.report.glossary import GENERATED
+from tests.unit.test_language import GENERATED
 
 DAYS, _ = discover()
 CONVERTED = [day for day in DAYS if day.further]

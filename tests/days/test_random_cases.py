@@ -23,13 +23,7 @@ CASES = int(os.environ.get("HUNDRED_DAYS_CASES", "8"))
 @pytest.fixture(scope="session")
 def explored(request: pytest.FixtureRequest) -> tuple[str, dict[int, list[dict[str, Any]]], str]:
     """Return the command, its findings by day, and its error output, of the days that tests use."""
-    items = [
-        item
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.function is test_random_cases
-    ]
-    tested = (item.callspec.params["day"] for item in items)
-    days = sorted({day.number for day in tested if isinstance(day, Day)})
+    days = taken.numbers_of(request.session, test_random_cases)
     words = ["-m", "tests.random_cases", *map(str, days)]
     words += ["--cases", str(CASES), "--seed", str(taken.seed())]
     run = progress.run([sys.executable, *words], cwd=ROOT)

@@ -28,13 +28,7 @@ def tried(
 ) -> dict[int, dict[str, Any]]:
     """Return the outcome of each day's sample, from one run of the command over the days that tests
     use."""
-    items = [
-        item
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.function is test_a_sample_of_mutants
-    ]
-    tested = (item.callspec.params["day"] for item in items)
-    days = sorted({day.number for day in tested if isinstance(day, Day)})
+    days = taken.numbers_of(request.session, test_a_sample_of_mutants)
     report = tmp_path_factory.mktemp("mutants") / "report.json"
     command = [sys.executable, "run_day.py", *map(str, days), "--mutants", "--json", str(report)]
     command += ["--sample", str(PER_DAY), "--seed", str(taken.seed())]

@@ -12,6 +12,7 @@ from common.base import ceilings
 from common.base.ceilings import Ceilings, ceilings_of, share_of
 from common.base.declaration import Target
 from common.base.decoding import PlainError
+from common.base.options import RunOptions
 from common.base.outcome import PASS, DayOutcome, Timing
 from common.base.paths import ROOT
 from common.base.targets import all_met
@@ -195,7 +196,7 @@ def test_a_run_names_how_to_measure_missing_ceilings(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command, "_Import", lambda: SimpleNamespace(wait=lambda attend: None))
     monkeypatch.setattr(command, "_obstacles", lambda *_: [])
     monkeypatch.setattr(command, "keep_compilers_caches", lambda: None)
-    options: Any = SimpleNamespace(device="cuda", model=None, mode="run", bench=True, attend=None)
+    options = RunOptions(device="cuda")
     selection: Any = SimpleNamespace(notes=[])
     for known, notes in ((None, 1), (KNOWN, 0)):
         said.clear()

@@ -162,8 +162,10 @@ def test_quick_keeps_each_dtype_and_an_odd_shape() -> None:
     assert result.checked == len(chosen)
 
 
-def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
-    seen: list[tuple[int, ...]] = []
+def scaled(
+    cases: tuple[Case, ...], seen: list[tuple[int, ...]]
+) -> tuple[Problem, Callable[..., torch.Tensor]]:
+    """Return a problem with these cases, and a right rung that notes the shapes that it sees."""
 
     def call(xs: list[torch.Tensor], scale: float, flag: bool) -> torch.Tensor:
         seen.append(tuple(xs[0].shape))
@@ -172,8 +174,14 @@ def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
     problem = softmax_problem(
         inputs=lambda case, draw: ([draw(*case.shape)], 0.5, True),
         reference=lambda xs, scale, flag: xs[0] * scale,
-        cases=grid([(1, 5), (4, 6), (4, 8), (4, 10)], ["float32"]),
+        cases=cases,
     )
+    return problem, call
+
+
+def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
+    seen: list[tuple[int, ...]] = []
+    problem, call = scaled(grid([(1, 5), (4, 6), (4, 8), (4, 10)], ["float32"]), seen)
 
     def checked(falls_back: Callable[[int], bool]) -> set[tuple[int, ...]]:
         def fallback() -> str:
@@ -181,14 +189,7 @@ def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
 
         seen.clear()
         backend = FakeBackend()
-        result = check_rung(
-            problem,
-            problem.rungs[0],
-            call,
-            backend,
-            fallback=fallback,
-            quick=True,
-        )
+        result = check_rung(problem, problem.rungs[0], call, backend, fallback=fallback, quick=True)
         assert result.failure is None
         return set(seen)
 
@@ -199,17 +200,8 @@ def test_a_quick_check_goes_on_where_a_rung_only_fell_back() -> None:
 
 def test_a_traced_check_takes_a_case_of_several_blocks() -> None:
     """A race needs two blocks, and the quick case often has only one."""
-    seen = []
-
-    def call(xs: list[torch.Tensor], scale: float, flag: bool) -> torch.Tensor:
-        seen.append(tuple(xs[0].shape))
-        return xs[0] * scale
-
-    problem = softmax_problem(
-        inputs=lambda case, draw: ([draw(*case.shape)], 0.5, True),
-        reference=lambda xs, scale, flag: xs[0] * scale,
-        cases=grid([(1, 5), (40, 100), (90, 100)], ["float32", "float16"]),
-    )
+    seen: list[tuple[int, ...]] = []
+    problem, call = scaled(grid([(1, 5), (40, 100), (90, 100)], ["float32", "float16"]), seen)
     for traces in (False, True):
         seen.clear()
         backend = FakeBackend(traces=traces)

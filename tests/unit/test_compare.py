@@ -12,7 +12,7 @@ from common.base.declaration import Case, Tolerance
 from common.check.compare import Mismatch, compare, same_values
 from common.check.device import Backend
 from common.check.draw import NONFINITE_ROWS, VALUES, Draw
-from common.check.guard import BAND, GuardedAllocations, GuardedMemory, is_poison
+from common.check.guard import BAND, GuardedAllocations, GuardedMemory, is_poison, on_host
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 DEFAULT = Tolerance()
@@ -629,3 +629,34 @@ def test_errors_that_are_all_large_are_seen() -> None:
     rough = (truth * (1 + 2 * eps * signs)).bfloat16()
     found = compare(rough, truth, truth.bfloat16(), Tolerance())
     assert found is not None and "root mean square" in found.summary
+
+
+def test_tensors_are_packed_into_one_transfer() -> None:
+    numbers = torch.arange(-12, 12)
+    packed = [
+        *(numbers.to(kind) for kind in (torch.float64, torch.bfloat16, torch.float8_e4m3fn)),
+        numbers > 3,
+        numbers.to(torch.int8).reshape(2, 3, 4).transpose(0, 2),
+        numbers[:1].expand(5),
+        torch.tensor(math.nan),
+        torch.empty(0, 7, dtype=torch.int16),
+    ]
+    for got, before in zip(on_host(packed), packed, strict=True):
+        assert got.is_contiguous() and same_values(got, before)
+
+
+def test_of_millions_of_elements_a_few_sums_that_cancel_may_be_worse_than_pytorchs() -> None:
+    generator = torch.Generator().manual_seed(1)
+    truth = torch.randn(1 << 21, generator=generator, dtype=torch.float64)
+    truth[:3] = 1e-9
+    own = truth.bfloat16()
+    for wrong, error, accepted in (
+        (2, 1e-6, True),
+        (2, 0.02, True),
+        (3, 1e-6, False),  # more than one in a million
+        (1, 0.05, False),  # not a rounding of numbers around 1
+    ):
+        got = own.clone()
+        got[:wrong] += error
+        assert judge(got, truth, own) is not None
+        assert (compare(got, truth, own, DEFAULT, rare=2**-20) is None) == accepted, (wrong, error)

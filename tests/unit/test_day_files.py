@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from common.base.day_files import (
-    DayFileError,
+    DayError,
     KnownMutants,
     Step,
     read_excused,
     read_mutants,
     read_steps,
 )
-from common.base.days import DayError, read_day
+from common.base.days import read_day
 
 STEP = '[[step]]\nfunction = "twice"\ntask = "Double it."\nhints = ["a", "b"]\nwhy = "So."\n'
 
@@ -57,7 +57,7 @@ def test_kernels_are_excused_with_a_reason(tmp_path: Path) -> None:
     file.write_text('[[excused]]\nkernels = ["f", "g"]\nwhy = "two blocks\\nare resident"\n')
     assert read_excused(file) == dict.fromkeys(("f", "g"), "two blocks are resident")
     file.write_text('[[excused]]\nkernels = ["f"]\n')
-    with pytest.raises(DayFileError, match=r"evidence.toml: \[\[excused\]\]: why is missing"):
+    with pytest.raises(DayError, match=r"evidence.toml: \[\[excused\]\].why: missing"):
         read_excused(file)
 
 
@@ -65,15 +65,15 @@ def test_kernels_are_excused_with_a_reason(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[[step]\n", "(at line 1"),
-        (STEP.replace("function", "functoin"), "[[step]]: 'functoin' is unknown; allowed are func"),
-        (STEP.replace('task = "Double it."\n', ""), "[[step]]: task is missing"),
-        (STEP.replace('"Double it."', "3"), "[[step]]: task must be a text, got 3"),
-        (STEP.replace('"Double it."', '" "'), "[[step]]: task is empty"),
-        (STEP.replace('["a", "b"]', '"a"'), "[[step]]: hints must be a list of texts, got 'a'"),
-        (STEP.replace('"b"', "2"), "[[step]]: hints must be a list of texts, got ['a', 2]"),
-        (STEP.replace('["a", "b"]', "[]"), "[[step]]: hints is empty"),
-        (STEP.replace('"b"', '""'), "[[step]]: hints has an empty text"),
-        (STEP + STEP.replace("task", "tsak"), "[[step]] 2: 'tsak' is unknown"),
+        (STEP.replace("function", "functoin"), "[[step]].functoin: unknown, expected function"),
+        (STEP.replace('task = "Double it."\n', ""), "[[step]].task: missing"),
+        (STEP.replace('"Double it."', "3"), "[[step]].task: expected a text, got 3"),
+        (STEP.replace('"Double it."', '" "'), "[[step]].task: is empty"),
+        (STEP.replace('["a", "b"]', '"a"'), "[[step]].hints: expected a list, got 'a'"),
+        (STEP.replace('"b"', "2"), "[[step]].hints[1]: expected a text, got 2"),
+        (STEP.replace('["a", "b"]', "[]"), "[[step]].hints: is empty"),
+        (STEP.replace('"b"', '""'), "[[step]].hints: is empty, or has an empty text"),
+        (STEP + STEP.replace("task", "tsak"), "[[step]] 2.tsak: unknown"),
         (STEP + STEP, "[[step]] 1: name is missing: the day has 2 steps"),
         (named("one") + STEP, "[[step]] 2: name is missing"),
         (named("one") + named("one"), "[[step]] 2: name: 'one' is another step's name"),
@@ -87,7 +87,7 @@ def test_kernels_are_excused_with_a_reason(tmp_path: Path) -> None:
 def test_a_wrong_exercise_names_file_table_and_key(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "exercises.toml"
     file.write_text(text)
-    with pytest.raises(DayFileError, match=re.escape(message)) as caught:
+    with pytest.raises(DayError, match=re.escape(message)) as caught:
         read_steps(file)
     assert str(caught.value).startswith(f"{file}: ")
 
@@ -96,9 +96,9 @@ def test_a_wrong_exercise_names_file_table_and_key(tmp_path: Path, text: str, me
     ("text", "message"),
     [
         (LISTED + LISTED, "mutants: 'f: comparison: `a < b` -> `a <= b`' is listed twice"),
-        (LISTED.replace('"equal"', '""'), "[[equivalent]]: why is empty"),
-        (LISTED.replace("mutants", "mutant"), "'mutant' is unknown; allowed are mutants, why"),
-        ('[[heuristic]]\nwhy = "x"\n', "[[heuristic]]: functions is missing"),
+        (LISTED.replace('"equal"', '""'), "[[equivalent]].why: is empty"),
+        (LISTED.replace("mutants", "mutant"), "mutant: unknown, expected mutants, why"),
+        ('[[heuristic]]\nwhy = "x"\n', "[[heuristic]].functions: missing"),
         ("other = 1\n", "'other' is unknown; the file holds tables [[equivalent]] and [[heur"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_wrong_list_of_mutants_names_what_is_wrong(
     tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "mutants.toml").write_text(text)
-    with pytest.raises(DayFileError, match=re.escape(message)):
+    with pytest.raises(DayError, match=re.escape(message)):
         read_mutants(tmp_path / "mutants.toml")
 
 
@@ -139,5 +139,5 @@ def test_what_is_no_text_in_place_of_a_toml_file(tmp_path: Path, kind: str) -> N
     }
     make, message = makers[kind]
     make()
-    with pytest.raises(DayFileError, match=rf"exercises\.toml: {message}"):
+    with pytest.raises(DayError, match=rf"exercises\.toml: {message}"):
         read_steps(file)

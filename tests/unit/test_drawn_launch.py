@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 from common.check.guard import GuardedTensor
 from common.cpu.launch_record import RecordedAccess, RecordedLaunch, SharedVariable
@@ -49,7 +50,7 @@ def drawn(
     """Return the launch, and its lines, which keep to their limits and survive JSON."""
     found = drawn_launch(recorded, tensors, {"SIDE": 4}, never or {})
     call = DrawnCall("rung", "10 float32", [found])
-    again = DrawnCall.from_json(json.loads(json.dumps(call.to_json())))
+    again = DrawnCall.from_json(json.loads(json.dumps(asdict(call))))
     assert again == call
     lines = again.lines()
     assert len(lines) <= MOST_LINES and max(map(len, lines)) <= WIDTH

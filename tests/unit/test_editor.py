@@ -70,7 +70,7 @@ def test_what_is_missing_is_named(root: Path, monkeypatch: pytest.MonkeyPatch, c
         raise toolchain.ToolchainError("no CUDA headers")
 
     monkeypatch.setattr(editor, "cuda_headers", absent)
-    assert editor.main(root) == 1
+    assert run_day.main(["--editor", "--days", str(root / "days")]) == 1
     assert "no CUDA headers" in capsys.readouterr().err
     assert not (root / ".clangd").exists()
 

@@ -13,6 +13,29 @@ from common.process import worker
 TO = "v1_scalar: rows that are not aligned"
 
 
+def taken(
+    fallbacks: list[str],
+    checked: int,
+    declared: str = "",
+    quick: bool = False,
+    device: str = "cpu",
+    model: str = "",
+) -> RungOutcome:
+    """Return the outcome of a rung with these fallbacks."""
+    run = SimpleNamespace(
+        fallback=str,
+        rungs=("v1_scalar", "v2"),
+        options=RunOptions(quick=quick),
+        backend=SimpleNamespace(name=device),
+        platform=SimpleNamespace(model=model),
+    )
+    outcome = RungOutcome("p", "v2", "", PASS)
+    result, rung = CheckResult(checked, fallbacks=fallbacks), Rung("v2", "", falls_back=declared)
+    operators = SimpleNamespace(step_of_python=None)
+    worker._take_fallbacks(run, outcome, result, rung, operators)  # type: ignore[arg-type]
+    return outcome
+
+
 @pytest.mark.parametrize(
     ("fallbacks", "quick", "device", "model", "status"),
     [
@@ -27,16 +50,7 @@ TO = "v1_scalar: rows that are not aligned"
 def test_a_rung_that_always_falls_back_fails(
     fallbacks: int, quick: bool, device: str, model: str, status: str
 ) -> None:
-    run = SimpleNamespace(
-        fallback=str,
-        rungs=("v1_scalar", "v2"),
-        options=RunOptions(quick=quick),
-        backend=SimpleNamespace(name=device),
-        platform=SimpleNamespace(model=model),
-    )
-    outcome = RungOutcome("p", "v2", "", PASS)
-    result = CheckResult(checked=3, fallbacks=[TO] * fallbacks)
-    worker._take_fallbacks(run, outcome, result, Rung("v2", ""), None)  # type: ignore[arg-type]
+    outcome = taken([TO] * fallbacks, 3, quick=quick, device=device, model=model)
     assert outcome.status == status
     asides = [f"falls back on {fallbacks} of 3 cases to {TO}"] if fallbacks else []
     assert outcome.asides == asides and outcome.remarks == []
@@ -60,17 +74,6 @@ def test_a_rung_that_always_falls_back_fails(
 def test_what_a_rung_may_fall_back_to_and_how_often(
     to: str, count: int, declared: str, reason: str
 ) -> None:
-    run = SimpleNamespace(
-        fallback=str,
-        rungs=("v1_scalar", "v2"),
-        options=RunOptions(),
-        backend=SimpleNamespace(name="cpu"),
-        platform=SimpleNamespace(model=""),
-    )
-    outcome = RungOutcome("p", "v2", "", PASS)
-    result = CheckResult(checked=50, fallbacks=[f"{to}: rows that are not aligned"] * count)
-    rung = Rung("v2", "", falls_back=declared)
-    operators = SimpleNamespace(step_of_python=None)
-    worker._take_fallbacks(run, outcome, result, rung, operators)  # type: ignore[arg-type]
+    outcome = taken([f"{to}: rows that are not aligned"] * count, 50, declared)
     assert outcome.status == (FAIL if reason else PASS)
     assert reason in outcome.reason and bool(reason) == bool(outcome.reason)

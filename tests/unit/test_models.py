@@ -18,7 +18,6 @@ from common.check.lacks import PHRASE, lacking
 from common.check.rungs import check_rung
 from common.cpu import models
 from common.cpu.rewrite import RewriteError, rewrite
-from common.run.exit_status import EXIT_USAGE
 from tests.unit.test_check import FakeBackend, softmax_problem
 
 
@@ -61,7 +60,7 @@ def test_the_command_line(words: str, message: str, capsys: pytest.CaptureFixtur
     except SystemExit as end:
         assert isinstance(end.code, int)
         code = end.code
-    assert code == EXIT_USAGE
+    assert code == 2
     assert message in capsys.readouterr().err
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,11 +34,6 @@ from common.mutants.trial import Result, Trial
 from common.process.events import Channel, Ran, Stage
 
 DAYS, _ = discover()
-
-
-@cache
-def of_day(name: str) -> list[Mutant]:
-    return derive.mutants_of(next(day for day in DAYS if day.name == name))
 
 
 def device(body: str) -> str:
@@ -492,7 +486,7 @@ def test_a_score_counts_only_what_is_not_equivalent() -> None:
 def test_the_ledger_knows_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUNDRED_DAYS_CACHE", str(tmp_path))
     first = KnownVerdicts("day01")
-    first.put("key", verdict(KILLED, "result").to_json())
+    first.put("key", dataclasses.asdict(verdict(KILLED, "result")))
     with open(first.path, "a") as file:
         file.write('{"key": "cut sh')
     assert KnownVerdicts("day01").verdict("key") == verdict(KILLED, "result")

@@ -18,10 +18,10 @@ from common.base.days import discover
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Status, Timing
 from common.base.verdict import Score
 from common.report.comparison import Change, compare
-from common.report.page import from_stored, page
+from common.report.page import page
 from common.report.roofline import NUMBER, apart, roofline
-from common.report.runs import describe, write_json
-from common.report.stored import read_scores, read_stored
+from common.report.runs import describe, outcomes_of, write_json
+from common.report.stored import as_runs, read_scores, read_stored
 from common.report.terminal import NO_TIMES
 from tests.progress import run
 
@@ -165,6 +165,8 @@ def test_what_is_skipped_now_fails(tmp_path: Path, capsys: pytest.CaptureFixture
 
 BROKEN = {
     "cut": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "list": lambda text: "[]",
     "text": lambda text: "no report",
     "format": lambda text: text.replace('"format": 2', '"format": 1'),
     "no runs": lambda text: text.replace('"runs"', '"walks"'),
@@ -310,11 +312,11 @@ def test_a_browser_shows_the_page(tmp_path: Path, width: int, dark: bool) -> Non
     """On a phone and on a laptop, light and dark: nothing is cut off, all text is readable, and
     links open their targets."""
     file = tmp_path / "page.html"
-    days, (found, where) = discover()[0], from_stored(read_stored())
+    days, found = discover()[0], outcomes_of(as_runs(read_stored()))
     exercises = dict.fromkeys(("write", "debug", "speed"), False)
     begun = {day.number: exercises for day in days}  # a column more
     slower = [Change(1, rung.rung, "slower", "1 s", "2 s", 2.0) for rung in found[0].rungs]
-    text = page(days, found, where, slower, read_scores(), begun)
+    text = page(days, found, ["NVIDIA X"], slower, read_scores(), begun)
     # In a frame, which may be narrower than any window.
     (tmp_path / "probed.html").write_text(text.replace("</body>", PROBE))
     file.write_text(FRAME.replace("{width}", str(width)))

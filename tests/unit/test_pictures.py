@@ -106,7 +106,7 @@ def test_the_climb_has_every_step_and_no_collision() -> None:
     results = first_results(read_stored())
     svg = climb(discover()[0], results)
     assert collisions(svg) == []
-    steps = [step.day for step in steps_of(discover()[0], results)]
+    steps = [day for day, _ in steps_of(discover()[0], results)]
     assert steps == [CLIMB[0], *CLIMB]
     assert len(svg.encode()) <= MOST
     assert climb(discover()[0], {}) == ""

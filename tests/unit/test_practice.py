@@ -69,7 +69,7 @@ Tensor two(const Tensor& x) { return x; }
 RUNG(day01, one, "(Tensor x) -> Tensor");
 RUNG(day01, two, "(Tensor x) -> Tensor");
 """
-TWICE = Step("twice", "Double it.", ("a", "b", "c"))
+TWICE = Step("twice", "Double it.", ("a", "b", "c"), "So.")
 
 
 def using(text: str, function: str) -> list[str]:
@@ -127,7 +127,7 @@ def test_a_stub_replaces_the_body() -> None:
 
 
 def test_a_stub_of_a_part_keeps_the_rest() -> None:
-    part = Step("twice", "Say so.", ("a",), first="// doubled", last="// doubled")
+    part = Step("twice", "Say so.", ("a",), "So.", first="// doubled", last="// doubled")
     text = stub(SOURCE, part, "run it")
     assert "T y = x;\n  // your turn: Say so.\n  // Then: run it\n  return y + x;\n" in text
 
@@ -135,13 +135,13 @@ def test_a_stub_of_a_part_keeps_the_rest() -> None:
 def test_a_stub_is_indented_as_what_it_replaces() -> None:
     """Also if that begins with a directive, which has no indentation."""
     member = "struct S {\n  int f() {\n#pragma unroll\n    return 2;\n  }\n};\n"
-    text = stub(member, Step("S::f", "Return 2.", ("a",)), "run it")
+    text = stub(member, Step("S::f", "Return 2.", ("a",), "So."), "run it")
     gap = "    // your turn: Return 2.\n    // Then: run it\n    return {};\n"
     assert text == "struct S {\n  int f() {\n" + gap + "  }\n};\n"
 
 
 def test_a_body_on_one_line_becomes_a_gap() -> None:
-    text = stub(SOURCE, Step("two", "Return x.", ("a",)), "run it")
+    text = stub(SOURCE, Step("two", "Return x.", ("a",), "So."), "run it")
     assert "Tensor two(const Tensor& x) {\n  // your turn:" in text
     assert using(text, "two") == ["two"]
 
@@ -159,10 +159,10 @@ def test_what_was_changed_around_is_named() -> None:
 @pytest.mark.parametrize(
     ("exercise", "message"),
     [
-        (Step("thrice", "", ()), "the function thrice is not there"),
-        (Step("twice", "", (), first="no such"), "no line of the function has 'no such'"),
-        (Step("twice", "", (), first="x"), "more than one line of the function has 'x'"),
-        (Step("twice", "", (), first="return y", last="T y"), "stands before"),
+        (Step("thrice", "", (), ""), "the function thrice is not there"),
+        (Step("twice", "", (), "", first="no such"), "no line of the function has 'no such'"),
+        (Step("twice", "", (), "", first="x"), "more than one line of the function has 'x'"),
+        (Step("twice", "", (), "", first="return y", last="T y"), "stands before"),
     ],
 )
 def test_what_cannot_be_found_is_said(exercise: Step, message: str) -> None:

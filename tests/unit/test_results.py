@@ -427,16 +427,6 @@ def test_reports_are_merged(tmp_path: Path) -> None:
         runs.merge([paths[1], whole])
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 99}'])
-def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "x.json"
-    file.write_text(text)
-    with pytest.raises(ResultsError, match=r"x\.json is no"):
-        runs.read_json(file)
-    with pytest.raises(ResultsError, match="cannot read"):
-        runs.read_json(tmp_path / "absent.json")
-
-
 def report_of(*outcomes: DayOutcome, **where: str) -> dict[str, Any]:
     """Return a report as --json writes it, as plain data."""
     days = [{"run": 0, **outcome.to_json()} for outcome in outcomes]

@@ -6,7 +6,8 @@ import pytest
 
 from common.base.days import discover
 from common.base.paths import ROOT
-from common.practice.rung_diff import RungDiffError, pairs_of, rung_diff, times_of
+from common.base.refusal import UsageError
+from common.practice.rung_diff import pairs_of, rung_diff, times_of
 
 DAY = next(day for day in discover()[0] if day.number == 21)
 
@@ -14,7 +15,7 @@ DAY = next(day for day in discover()[0] if day.number == 21)
 def test_versions_name_the_rungs_of_one_ladder() -> None:
     assert pairs_of(DAY, "v2", "v3") == [("transpose_v2_shared", "transpose_v3_padded")]
     assert pairs_of(DAY, "transpose_v1_naive", "v4")[0][1] == "transpose_v4_vector_swizzle"
-    with pytest.raises(RungDiffError, match=r"'v2' and 'v99' name no two rungs .* day 21; it has"):
+    with pytest.raises(UsageError, match=r"'v2' and 'v99' name no two rungs .* day 21; it has"):
         pairs_of(DAY, "v2", "v99")
 
 

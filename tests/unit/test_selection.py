@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from common.base import days
-from common.base.days import DayError, load_lesson, read_day
-from common.run.selection import SelectionError, listing, select
+from common.base.day_files import DayError
+from common.base.days import load_lesson, read_day
+from common.base.refusal import UsageError
+from common.run.selection import listing, select
 
 METADATA = 'TITLE = "{}"\nTEACHES = "t"\nTOPICS = ({},)\nSOURCE = "x.cu"\n'
 DAYS = {
@@ -75,7 +77,7 @@ def test_selection(root: Path, arguments: list[str], numbers: list[int]) -> None
     ],
 )
 def test_what_names_nothing_is_explained(root: Path, arguments: list[str], message: str) -> None:
-    with pytest.raises(SelectionError) as error:
+    with pytest.raises(UsageError) as error:
         select(arguments, root)
     assert message in str(error.value)
 
@@ -91,7 +93,7 @@ def test_a_range_without_end_is_no_list_of_its_numbers(root: Path) -> None:
 
 
 def test_no_day_at_all_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SelectionError, match="no day found"):
+    with pytest.raises(UsageError, match="no day found"):
         select(["all"], tmp_path)
 
 
@@ -105,12 +107,12 @@ def test_shards_are_a_balanced_partition(root: Path, count: int) -> None:
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "1/\u0662"])
 def test_a_shard_that_is_none(root: Path, shard: str) -> None:
-    with pytest.raises(SelectionError, match="--shard"):
+    with pytest.raises(UsageError, match="--shard"):
         select(["all"], root, shard)
 
 
 def test_an_empty_shard_is_an_error(root: Path) -> None:
-    with pytest.raises(SelectionError, match="empty"):
+    with pytest.raises(UsageError, match="empty"):
         select(["1,2"], root, "3/3")
 
 
@@ -172,7 +174,7 @@ def test_whatever_is_wrong_with_a_day_the_others_are_read(
     read_text = Path.read_text
     monkeypatch.setattr(Path, "read_text", refuse)
     assert "day.py: cannot be read: [Errno 13]" in str(select(["all"], root).broken[5])
-    monkeypatch.setattr(days, "_read_day", lambda folder: 1 / 0)
+    monkeypatch.setattr(days, "read_day", lambda folder: 1 / 0)
     assert "ZeroDivisionError" in str(select(["all"], root).broken[1])
 
 

@@ -301,14 +301,19 @@ def test_no_colour_is_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in drawn()
 
 
-def test_a_tiny_case_is_shown_whole_below_the_first_failure() -> None:
+def test_the_first_failure_is_explained_with_a_whole_tiny_case_and_fits_a_terminal() -> None:
     example = ["a tiny case in full, 3 float32:", "  yours  1.0  2.0*  —*"]
-    long = replace(failed("p", "v1"), details=["a detail"] * 99, example=example)
+    details = ["hint: " + "a hint in many words " * 8, *["a detail"] * 99]
+    long = replace(failed("p", "v1"), reason="wrong " * 20, details=details, example=example)
     stream = io.StringIO()
-    report = Report(stream, shown_details=3, narrow=True)
+    report = Report(stream, shown_details=8, narrow=True)
     report.rung(5, long)
     report.rung(5, replace(long, rung="v2"))
     text = stream.getvalue()
-    assert text.count("yours  1.0  2.0*  —*") == 1 and "more lines" in text
+    lines = text.splitlines()
+    assert all(len(line) <= 80 for line in lines), text
+    assert text.count("yours  1.0  2.0*  —*") == text.count("hint:") == 1
+    (hint,), (more,) = ([i for i, t in enumerate(lines) if w in t] for w in ("hint:", "more lines"))
+    assert more - hint == 8
     styles = [style for text, style in example_line(example[1]) if "*" in text]
     assert styles == ["red", "red"]

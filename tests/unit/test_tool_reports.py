@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from common.cpu import access_table
 from common.cpu.findings import LineCounts, Trace
 from common.process import worker
 from common.process.events import Finished
-from common.report.terminal import Report
 from common.tools import access_profile, compute_sanitizer, nsight
 
 LOAD = LineCounts("k", "a.cu", 3, "global load", 10, 320, 1280, 40)
@@ -267,17 +265,3 @@ def test_names_of_kernels() -> None:
     assert nsight.kernel_name("f(int)") == "f"
     assert nsight.kernel_name("void ns::f<(int)4, float>(int *)") == "ns::f<(int)4, float>"
     assert nsight.kernel_name("void (anonymous namespace)::f<int>(int)") == "f<int>"
-
-
-def test_what_a_learner_sees_of_a_failure_fits_a_terminal() -> None:
-    out = io.StringIO()
-    details = ["hint: " + "a hint in many words " * 8, *"123456789"]
-    failed = RungOutcome("p", "k_v1", "", FAIL, "the output: " + "wrong " * 20, details)
-    report = Report(out, shown_details=8, narrow=True)
-    report.rung(5, failed)
-    lines = out.getvalue().splitlines()
-    assert all(len(line) <= 80 for line in lines), out.getvalue()
-    explained = lines[lines.index(next(line for line in lines if "hint:" in line)) :]
-    assert len(explained) == 9 and "more lines" in explained[-1]
-    report.rung(5, failed)
-    assert out.getvalue().count("hint:") == 1, "one failure is enough to begin with"

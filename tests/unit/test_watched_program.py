@@ -12,7 +12,8 @@ import pytest
 
 from common.base.days import read_day
 from common.base.paths import ROOT
-from common.tools.watched_program import FOUND, PLAIN, Way, _of_sanitizer, run_program
+from common.tools.nvidia import FOUND
+from common.tools.watched_program import PLAIN, Way, _of_sanitizer, run_program
 
 REPORT = f"""========= COMPUTE-SANITIZER
 own line

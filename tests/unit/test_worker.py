@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from common.base.days import Lesson
 from common.base.declaration import Case, Problem, Rung
 from common.base.options import RunOptions
 from common.base.outcome import FAIL, PASS, RungOutcome, Status, Timing
 from common.check import beyond
 from common.check.call import Failure
 from common.process import worker
-from common.process.events import AskTurn, Checked, Direct, Finished, TurnOver
+from common.process.events import AskTurn, Checked, Direct, Finished, Made, TurnOver
 from common.process.worker import without_advice
 
 
@@ -38,18 +39,26 @@ def test_libraries_advice_is_dropped_and_later_words_are_not(
     assert "later" in said and "advice" not in said
 
 
+NOTHING_SHOWN = Lesson(())
+
+
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the rungs "a" and "b" of a problem as on a GPU, with given outcomes of the checks, in
     order; return the events, in order. full: the number of timings that find the memory full."""
 
-    def run(checks: dict[str, list[RungOutcome]], quick: bool = True, full: int = 0) -> list[Any]:
+    def run(
+        checks: dict[str, list[RungOutcome]],
+        quick: bool = True,
+        full: int = 0,
+        lesson: Lesson = NOTHING_SHOWN,
+    ) -> list[Any]:
         happened: list[Any] = []
         left = [full]
         rungs = tuple(Rung(name, "") for name in checks)
         problem = Problem("p", lambda case, draw: (), abs, rungs, (Case((1,)),), pytorch=abs)
         backend = SimpleNamespace(
-            name="cuda", synchronize=lambda: None,
+            name="cuda", device="cuda", synchronize=lambda: None,
             release_memory=lambda: happened.append("memory released"),
         )  # fmt: skip
         platform = SimpleNamespace(device="cuda", arch="9.0a")
@@ -80,7 +89,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(beyond, "why_not", lambda problem, rung: "")
         monkeypatch.setattr(beyond, "check_beyond", tried)
         checked = worker._check_problem(whole, problem, None)
-        worker._take_turn(whole, SimpleNamespace(show=None), None, [checked])  # type: ignore[arg-type]
+        worker._take_turn(whole, lesson, None, [checked])
         return [each for each in happened if not isinstance(each, worker.Stage)]
 
     return run
@@ -94,7 +103,9 @@ def in_short(happened: list[Any]) -> list[str]:
     words = {AskTurn(False): "turn", AskTurn(True, last=True): "last turn", TurnOver(): "turn over"}
     found = []
     for each in happened:
-        if isinstance(each, (Checked, Finished)):
+        if isinstance(each, Made):
+            found.append("shown")
+        elif isinstance(each, (Checked, Finished)):
             kind = "checked" if isinstance(each, Checked) else each.outcome.status
             found.append(f"{kind} {each.outcome.rung}")
         else:
@@ -135,3 +146,27 @@ def test_a_problem_whose_timing_finds_the_memory_full_is_timed_again_last(on_gpu
 
 def test_a_day_that_fails_takes_no_turn(on_gpu: Any) -> None:
     assert in_short(on_gpu({"a": [outcome("a", FAIL, "wrong")]})) == ["FAIL a"]
+
+
+def test_a_show_that_measures_no_time_runs_beside_other_days(
+    on_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.Run, "goes_beyond", False)
+    for times in (True, False):
+        shows = [torch.cuda.OutOfMemoryError("CUDA out of memory"), None, None]
+
+        def show(operators: Any, device: Any, shows: list[Any] = shows) -> dict[str, str]:
+            if (error := shows.pop(0)) is not None:
+                raise error
+            return {"shown.json": "[]"}
+
+        for found_full in (True, False):
+            lesson = Lesson((), show, times)
+            happened = in_short(on_gpu({"a": [outcome("a")]}, quick=False, lesson=lesson))
+            before = [] if times or found_full else ["shown"]
+            again = ["memory released", "turn over", "last turn"] if times and found_full else []
+            in_turn = [*again, "shown"] if times or found_full else []
+            assert happened == [
+                "checked a", *before, "warm", "memory released", "turn", "timed a", "PASS a",
+                *in_turn, "turn over",
+            ]  # fmt: skip

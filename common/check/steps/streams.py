@@ -13,7 +13,7 @@ from common.check.call import Failure, outputs_of, raised
 from common.check.expected import map_tensors
 from common.check.steps.case_run import CaseRun, with_hints
 
-SLEEP_CYCLES = 20_000_000  # of the GPU, about 10 ms: longer than it takes to issue a launch
+SLEEP_CYCLES = 4_000_000  # of the GPU, about 2 ms: longer than it takes to issue a launch
 
 
 def late_streams(run: CaseRun) -> Failure | None:

@@ -1,4 +1,4 @@
-// Stores by the copy engine: from shared to global memory, in groups that their thread waits for.
+// Stores by TMA: from shared to global memory, in groups that their thread waits for.
 //
 // A store reads shared memory as late as bulk_wait_read (or bulk_wait) allows, and writes global
 // memory as late as bulk_wait allows, so that a tile which is overwritten too early, or a result
@@ -101,7 +101,7 @@ void finish_bulk_stores(ResidentBlock& block) {
       if (store.data.empty()) {
         worker->launch()->fail(
             Stop::kFailed,
-            format("the block returns while a store by the copy engine still reads its shared "
+            format("the block returns while a store by TMA still reads its shared "
                    "memory: the thread that started it has to wait, by bulk_commit() and "
                    "bulk_wait_read<0>()\n  at %s:%d\n",
                    store.site.file, store.site.line) +

@@ -67,7 +67,7 @@ struct ThreadTrace {
   AtomicOrder next_order;
   // The accesses that an atomic or volatile store of this thread makes known, by its fences' reach.
   std::array<Knowledge, kReaches> fenced;
-  // Its fences for the copy engine: their clocks, and what it knew at the last one.
+  // Its fences for TMA: their clocks, and what it knew at the last one.
   std::vector<uint32_t> engine_fences;
   struct {
     uint32_t floor;
@@ -124,7 +124,7 @@ void fence(Reach reach);
 void acquire_fence();
 void fence_for_engine();
 void fence_mbarrier_init();
-// Return true if a fence for the copy engine lies on the way from a store of a thread to the
+// Return true if a fence for TMA lies on the way from a store of a thread to the
 // running one: the former's, if the latter knows of it, or the latter's, if it knew of the store.
 // For the store that begins an mbarrier, the former's fence may also be the one for those.
 bool is_fenced_for_engine(uint32_t block, unsigned rank, uint32_t clock, bool begins_mbarrier);

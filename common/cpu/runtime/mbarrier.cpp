@@ -264,7 +264,7 @@ void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site sit
          what);
   check_cluster_access(to, sizeof value, what, site);
   auto store = [=] { *to = value; };
-  // This is a thread's store, not one of the copy engine: its mbarrier needs no fence.
+  // This is a thread's store, not one of TMA: its mbarrier needs no fence.
   auto spans = trace::spans_of({{to, sizeof value, trace::Kind::kWrite}});
   queue_transfer({barrier, sizeof value, store, spans}, running_block_around(barrier, what, site),
                  what, site);

@@ -170,7 +170,7 @@ struct ArrivalAfterCopies {
   uint32_t clock;  // of that thread, for the tracer
 };
 
-// A transfer of the copy engine to a block, for which an mbarrier there waits.
+// A transfer of TMA to a block, for which an mbarrier there waits.
 struct Transfer {
   uint64_t* barrier;
   int bytes;
@@ -181,7 +181,7 @@ struct Transfer {
   trace::Starter starter = {};
 };
 
-// A store of the copy engine: what it has read of shared memory, and what writes it to global
+// A store of TMA: what it has read of shared memory, and what writes it to global
 // memory.
 struct BulkStore {
   const char* from;
@@ -295,7 +295,7 @@ inline ResidentBlock& block_of(const Thread& thread) {
 
 enum class Order : uint8_t { kForward, kReverse, kRandom };
 
-// When asynchronous work (cp.async, the copy engine, …) takes place: at the wait that requires it,
+// When asynchronous work (cp.async, TMA, …) takes place: at the wait that requires it,
 // at once, or at random one or the other. A program must be right in all three.
 enum class Completion : uint8_t { kLate, kEarly, kMixed };
 

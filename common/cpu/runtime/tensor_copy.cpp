@@ -1,4 +1,4 @@
-// Copies of boxes of a tensor, as the copy engine makes them: swizzled, and cut off where the
+// Copies of boxes of a tensor, as TMA makes them: swizzled, and cut off where the
 // tensor ends.
 #include "../../cuda/ptx/swizzle.cuh"
 #include "runtime.h"

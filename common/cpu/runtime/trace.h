@@ -89,7 +89,7 @@ void mbarrier_initialised(const void* barrier, Site site);
 uint32_t clock_of_current();
 void copy_started(const void* to, const void* from, size_t bytes, size_t valid, Site site);
 void copy_done(ResidentBlock& block, unsigned rank, const void* to, size_t bytes, uint32_t clock);
-// Start work of the copy engine or a wgmma, which see the stores of threads only after a fence for
+// Start work of TMA or a wgmma, which see the stores of threads only after a fence for
 // them.
 Starter work_started(const Spans& spans, Site site);
 void work_done(const Spans& spans, const Starter& starter, uint32_t clock);

@@ -35,8 +35,8 @@ struct Access {
   ResidentBlock* owner;  // of this shared memory
   bool is_volatile = false;
   bool is_pending = false;   // it has been started, and takes place before a wait for it ends
-  bool by_engine = false;    // by the copy engine or a tensor core
-  bool at_mbarrier = false;  // of which the copy engine counts bytes
+  bool by_engine = false;    // by TMA or a tensor core
+  bool at_mbarrier = false;  // of which TMA counts bytes
   bool is_store = false;     // atomic, and reads nothing
 };
 

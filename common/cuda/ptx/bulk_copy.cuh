@@ -1,4 +1,4 @@
-// Copies of a contiguous piece by the copy engine, one thread for all (sm_90, TMA's simplest form).
+// Copies of a contiguous piece by TMA, one thread for all (sm_90, TMA's simplest form).
 //
 // One thread announces the bytes at an mbarrier (mbarrier_arrive_expect_bytes) and starts the copy;
 // the threads that need the data wait for the phase. On the CPU backend the copy takes place at
@@ -9,12 +9,12 @@
 
 namespace ptx {
 
-// Make this thread's writes to shared memory, an mbarrier's initialisation included, visible to the
-// copy engine: wherever stores are followed by a copy, and between mbarrier_init and the first
+// Make this thread's writes to shared memory, an mbarrier's initialisation included, visible to
+// TMA: wherever stores are followed by a copy, and between mbarrier_init and the first
 // copy_bulk, where fence_mbarrier_init suffices, too. On the CPU only the tracer requires it; a
 // trap before sm_90.
 // PTX: fence.proxy.async.shared::cta;
-__device__ __forceinline__ void fence_for_copy_engine() {
+__device__ __forceinline__ void fence_proxy_async() {
 #ifdef CUDA_ON_CPU
   cudacpu::trace_engine_fence();
 #elif __CUDA_ARCH__ >= 900
@@ -68,7 +68,7 @@ __device__ __forceinline__ void copy_bulk_to_rank(void* shared_to, uint32_t rank
 
 // Start a copy of `bytes` from this block's shared memory to global memory, as a part of this
 // thread's next bulk group. Both addresses and `bytes` are multiples of 16. What threads wrote to
-// the source comes before by fence_for_copy_engine in each of them and a barrier.
+// the source comes before by fence_proxy_async in each of them and a barrier.
 // PTX: cp.async.bulk.global.shared::cta.bulk_group [to], [from], bytes;
 __device__ __forceinline__ void store_bulk(void* global_to, const void* shared_from,
                                            int bytes PTX_HERE) {

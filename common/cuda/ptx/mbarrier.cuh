@@ -1,14 +1,14 @@
 // Barriers that are objects in shared memory: arriving and waiting are separate (sm_80).
 //
-// An mbarrier is 8 bytes. It counts arrivals, and on sm_90 also bytes that the copy engine still
+// An mbarrier is 8 bytes. It counts arrivals, and on sm_90 also bytes that TMA still
 // has to bring. When as many have arrived as it was initialised for, and no bytes are due, its
 // phase is complete and the next begins by itself. Phases have parity 0, 1, 0, 1, …: a waiter
 // passes the parity of the phase that must be complete, and keeps count of it. Waiting for parity 1
 // of a new barrier returns at once.
 //
 // Every address is that of a `uint64_t` in the block's shared memory. One thread initialises it;
-// the others may use it after a __syncthreads(). The copy engine may if that thread has called
-// fence_mbarrier_init (or fence_for_copy_engine) in between.
+// the others may use it after a __syncthreads(). TMA may if that thread has called
+// fence_mbarrier_init (or fence_proxy_async) in between.
 #pragma once
 
 #include "common/cuda/ptx/site.cuh"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals PT
 #endif
 }
 
-// Make this thread's mbarrier_init visible to the copy engine and to the other blocks of the
+// Make this thread's mbarrier_init visible to TMA and to the other blocks of the
 // cluster: between it and the __syncthreads() or cluster_sync after which they use the mbarrier.
 // cp.async needs none. On the CPU only the tracer requires it; a trap before sm_90.
 // PTX: fence.mbarrier_init.release.cluster;

@@ -1,4 +1,4 @@
-// The copy engine's and wgmma's permutation of shared memory, so that rows and columns of a tile of
+// TMA's and wgmma's permutation of shared memory, so that rows and columns of a tile of
 // 16-byte pieces are read without bank conflicts.
 //
 // A tile's rows are 32, 64 or 128 bytes long. Within a group of 8 x 128 bytes, the number of a

@@ -1,4 +1,4 @@
-// Copies of boxes of a tensor by the copy engine: the tensor memory accelerator, TMA (sm_90).
+// Copies of boxes of a tensor by TMA, the tensor memory accelerator (sm_90).
 //
 // One thread starts a copy for all. `map` is the kernel's `const __grid_constant__ ptx::TensorMap`
 // parameter (tensor_map.cuh), and `at` the box's first index in each dimension, the contiguous one
@@ -11,7 +11,7 @@
 //
 // Stores begin at an index >= 0, and leave out elements outside of the tensor. But where a row ends
 // within a piece of 16 bytes, all of the piece is written, over the padding between rows. Every
-// thread that wrote to the tile first calls fence_for_copy_engine, then a barrier follows, then the
+// thread that wrote to the tile first calls fence_proxy_async, then a barrier follows, then the
 // store. After bulk_commit, bulk_wait_read (bulk_copy.cuh) lets the tile be reused; after bulk_wait
 // the tensor is written.
 //
@@ -139,7 +139,7 @@ __device__ __forceinline__ void prefetch_tensor(const TensorMap& map, const int 
 #undef PTX_TENSOR
 #undef PTX_TENSOR_RANK
 
-// Bring the map itself to the copy engine, which the first copy would have to wait for. On the CPU,
+// Bring the map itself to TMA, which the first copy would have to wait for. On the CPU,
 // only check the arguments.
 // PTX: prefetch.tensormap [map];
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map PTX_HERE) {

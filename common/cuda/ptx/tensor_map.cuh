@@ -1,4 +1,4 @@
-// Tensor maps: descriptions of a tensor in global memory for the copy engine, which copies boxes
+// Tensor maps: descriptions of a tensor in global memory for TMA, which copies boxes
 // (sm_90).
 //
 // The host makes a map and passes it to the kernel by value, as a `const __grid_constant__

@@ -32,7 +32,7 @@
 // With a swizzle, a tile's pattern begins at a multiple of 8·W bytes. The next K of a tile whose
 // rows are longer begins 32 bytes further for Major::kK, 2 strides further for Major::kMN.
 //
-// Tiles written by stores or cp.async need fence_for_copy_engine() by each thread that wrote, and a
+// Tiles written by stores or cp.async need fence_proxy_async() by each thread that wrote, and a
 // barrier, before the first wgmma reads them.
 //
 // Precision: products are exact, sums have about 24 bits, as mma's. Those of fp8 products have

@@ -4,8 +4,8 @@
 //   y[r, c]     = exp(x[r, c] - m[r]) / sum of row r, both merged from its pairs
 //
 // x, y: (rows, cols); pairs: (rows, pieces, 2) in fp32. Bytes: x twice, y once; the pairs are few.
-// Two kernels, because no barrier spans the blocks of a grid: the second begins when the first has
-// ended.
+// Two kernels, because __syncthreads() joins the threads of one block only: the second begins when
+// the first has ended.
 //
 // Run: python run_day.py 5 --further
 

@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(BULK_BLOCK, 3) norm_v5_bulk_kernel(Matrix<T, N
       part[i] = scaled_chunk<Norm>(load_whole(part + i), s, weight[k].chunk());
     }
   }
-  ptx::fence_for_copy_engine();  // what this lane wrote, before it is copied …
-  __syncwarp();                  // … and what the other lanes wrote
+  ptx::fence_proxy_async();  // what this lane wrote, before it is copied …
+  __syncwarp();              // … and what the other lanes wrote
   if (lane == 0 && count > 0) {
     ptx::store_bulk(m.y + start, part, count * 16);
     ptx::bulk_commit();

@@ -31,7 +31,7 @@ __device__ inline float inverse(float norm, float eps) {
   return 1.0f / (norm < eps ? eps : norm);
 }
 __device__ inline float pull_of(float D, float s, float eps) {
-  return s * eps >= 1.0f ? 0.0f : D * s;
+  return s >= 1.0f / eps ? 0.0f : D * s;
 }
 
 // The row is divided by the sum of its absolute values.

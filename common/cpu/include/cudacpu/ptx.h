@@ -82,7 +82,7 @@ void queue_async_store(uint32_t* to, uint32_t value, uint64_t* barrier, Site sit
 void queue_copy_to_rank(void* to, uint32_t rank, const void* from, int bytes, uint64_t* barrier,
                         Site site);
 
-// Queue a copy by the copy engine.
+// Queue a copy by TMA.
 void queue_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site);
 
 inline void start_bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier, Site site) {
@@ -92,7 +92,7 @@ inline void start_bulk_copy(void* to, const void* from, int bytes, uint64_t* bar
 
 // ------------------------------------------------------------------ bulk_store.cpp
 
-// Queue a store of the running block's shared memory by the copy engine.
+// Queue a store of the running block's shared memory by TMA.
 void queue_flat_store(void* to, const void* from, int bytes, Site site);
 void commit_stores();
 void wait_for_stores(unsigned n, bool only_read);

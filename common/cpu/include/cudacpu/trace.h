@@ -12,7 +12,7 @@ namespace cudacpu {
 // Trace an access that the runtime makes for the running thread: the compiler does not see it.
 void trace_read(const void* address, size_t bytes, Site site);
 void trace_write(const void* address, size_t bytes, Site site);
-// Fences: for all threads of the device, for those of the block, for the copy engine, and for what
+// Fences: for all threads of the device, for those of the block, for TMA, and for what
 // uses the mbarriers that the thread has begun.
 void trace_fence();
 void trace_block_fence();
