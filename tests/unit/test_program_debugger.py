@@ -22,6 +22,8 @@ def _rows(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
     )
     built.chmod(0o755)
     monkeypatch.setattr(program, "executable", lambda *_: built)
+    monkeypatch.setattr(program, "narrowed", lambda *_: [])
+    monkeypatch.setattr(program, "unset_locals", lambda *_: [])
     monkeypatch.setattr(backend, "preloaded", lambda _: {})
     rows = program_debugger.report([folder / "program.cu"], PLATFORM, [], [], 10)
     return {row.rung: (row.status, "\n".join(row.details)) for row in rows}
