@@ -521,29 +521,29 @@ def test_what_a_gpu_lets_pass_is_named(tmp_path: Path) -> None:
     source = tmp_path / "silent.cu"
     source.write_text(SILENT)
 
-    def run(case: str, **environment: str) -> tuple[int, str, str]:
-        done = run(source, "--", case, **environment)
+    def case(name: str, **environment: str) -> tuple[int, str, str]:
+        done = run(source, "--", name, **environment)
         return done.returncode, done.stdout, done.stderr
 
-    code, _, text = run("beyond")
+    code, _, text = case("beyond")
     assert code == 0 and "right beyond the end of an allocation of 40 bytes" in text
     assert "in kernel count, launched at" in text and "silent.cu:12" in text
-    code, _, text = run("error that is never looked at")
+    code, _, text = case("error that is never looked at")
     assert code == 0 and text.count("\n") == 1, text
     assert "count did not run: invalid configuration argument: " in text and "count<<<(" in text
     assert "silent.cu:13; the program never looks for errors" in text, "the first, of two"
-    assert run("checked") == (0, "", "")
-    assert run("direction") == (0, "cudaErrorInvalidValue\n", "")
-    for case, line in (("heap", 16), ("stack", 17)):
-        code, _, text = run(case)
+    assert case("checked") == (0, "", "")
+    assert case("direction") == (0, "cudaErrorInvalidValue\n", "")
+    for name, line in (("heap", 16), ("stack", 17)):
+        code, _, text = case(name)
         assert code == 1 and "argument 1 of kernel count points to host memory" in text, text
         assert f"silent.cu:{line}" in text
-    assert run("heap", CUDACPU_HOST_POINTERS="allow")[0] == 0
-    assert run("registered") == (0, "1\n", "")
-    code, _, text = run("launches")
+    assert case("heap", CUDACPU_HOST_POINTERS="allow")[0] == 0
+    assert case("registered") == (0, "1\n", "")
+    code, _, text = case("launches")
     assert code == 1 and "launched itself, but is no __global__ function" in text
     assert "silent.cu:5\n" in text and "in kernel launches, launched at" in text
-    code, output, text = run("forgets")
+    code, output, text = case("forgets")
     assert (code, output) == (1, "in it\n")
     assert text.endswith(
         "silent.cu:6: this function has to return a value, and ended without one\n"
