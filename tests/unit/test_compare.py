@@ -647,16 +647,16 @@ def test_tensors_are_packed_into_one_transfer() -> None:
 
 def test_of_millions_of_elements_a_few_sums_that_cancel_may_be_worse_than_pytorchs() -> None:
     generator = torch.Generator().manual_seed(1)
-    truth = torch.randn(1 << 21, generator=generator, dtype=torch.float64)
+    truth = torch.randn(1 << 16, generator=generator, dtype=torch.float64)
     truth[:3] = 1e-9
     own = truth.bfloat16()
     for wrong, error, accepted in (
         (2, 1e-6, True),
         (2, 0.02, True),
-        (3, 1e-6, False),  # more than one in a million
+        (3, 1e-6, False),  # more than the share
         (1, 0.05, False),  # not a rounding of numbers around 1
     ):
         got = own.clone()
         got[:wrong] += error
         assert judge(got, truth, own) is not None
-        assert (compare(got, truth, own, DEFAULT, rare=2**-20) is None) == accepted, (wrong, error)
+        assert (compare(got, truth, own, DEFAULT, rare=2**-15) is None) == accepted, (wrong, error)
