@@ -36,7 +36,7 @@ _SYSTEM_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULT
 
 @dataclass(frozen=True)
 class Plan:
-    """The way a program is compiled. command: the compiler and its flags, without sources. sources: the
+    """The build of a program. command: the compiler and its flags, without sources. sources: the
     .cpp that is made of each .cu. hosts: sources of other kinds. own: these and the program's
     headers. vendors: the files of libraries that they reach. files: all that decide the build."""
 
