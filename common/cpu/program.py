@@ -36,10 +36,9 @@ _SYSTEM_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.MULT
 
 @dataclass(frozen=True)
 class Plan:
-    """The compilation of a program. command: the compiler and its flags, without sources. sources:
-    the .cpp that is made of each .cu. hosts: sources of other kinds. own: all sources and headers
-    of the program. vendors: the files of libraries that they reach. files: all that decide the
-    build."""
+    """The build of a program. command: the compiler and its flags, without sources. sources: the
+    .cpp that is made of each .cu. hosts: sources of other kinds. own: these and the program's
+    headers. vendors: the files of libraries that they reach. files: all that decide the build."""
 
     command: list[str]
     sources: list[Path]

@@ -231,8 +231,8 @@ def practice_block(day: Day) -> str:
     )
     if has_ladder(day):
         items.append(
-            f"- **Speed**, `{day.practice('speed')}`: make the first timed rung as fast as the last. "
-            "On the CPU backend, accesses to memory are counted."
+            f"- **Speed**, `{day.practice('speed')}`: make the first timed rung as fast as the "
+            "last. On the CPU backend, accesses to memory are counted."
         )
     return "\n".join(
         line for item in items for line in textwrap.wrap(item, 110, subsequent_indent="  ")
