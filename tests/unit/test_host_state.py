@@ -21,9 +21,14 @@ def test_host_memory_is_counted_small_and_large() -> None:
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    for size in (1 << 16, 1 << 26):  # within the heap, and by mmap
+
+    def counted(size: int) -> bool:
         before = host_memory()
         memory = libc.malloc(size)
         grown = host_memory() - before
         libc.free(memory)
-        assert size <= grown and host_memory() < before + size
+        return size <= grown and host_memory() < before + size
+
+    for size in (1 << 16, 1 << 26):  # within the heap, and by mmap
+        # Another thread may free memory meanwhile.
+        assert any(counted(size) for _ in range(10)), size
