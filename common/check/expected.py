@@ -330,14 +330,15 @@ def check_same_in_both(problem: Problem, expected: Expected) -> None:
 
 
 def in_range(expected: Expected) -> bool:
-    """Return True if no number overflows on the way to the results: PyTorch's, in the rung's dtype,
-    for float64 also in float32, are finite and near the truth; integers are equal to it."""
+    """Return True if no number overflows on the way to the results: the truth is finite, and so are
+    PyTorch's, in the rung's dtype, for float64 also in float32, and near it; integers are equal."""
 
     def near(truth: Tensor, own: Tensor) -> bool:
         if not own.is_floating_point():
             return torch.equal(truth, own)
-        distance = _size(own.double() - truth.double())
-        return bool(own.isfinite().all()) and distance <= NEAR * _size(truth)
+        if not (truth.isfinite().all() and own.isfinite().all()):
+            return False
+        return _size(own.double() - truth.double()) <= NEAR * _size(truth)
 
     pairs = expected.returned + expected.written + expected.rough
     return all(near(truth, own) for truth, own in pairs)

@@ -130,8 +130,8 @@ def check_rung(
     - the result is compared with the reference in float64: values, shape, dtype, device, strides;
     - nothing is written outside of tensors, and no argument that the schema does not mark;
     - a second call on other inputs, then one on the first input with other poison, give equal bits;
-    - on the CPU every thread order, and late streams; on CUDA a busy
-      side stream and a CUDA graph replayed with changed input; gradients if the problem has them;
+    - on the CPU every thread order, and late streams; on CUDA a busy side stream and a CUDA graph
+      replayed with changed input; gradients if the problem has them;
     - unless quick, cases of random shapes (common/check/random_case.py).
 
     A case that the rung refuses because the card lacks something (common/check/lacks.py) is left

@@ -67,7 +67,7 @@ def prepare(g, heads):
 
 
 def merge(o, bias):
-    return o.transpose(1, 2).flatten(2) + bias
+    return (o.transpose(1, 2).flatten(2) + bias).contiguous()  # with a size of 1, it is a view
 
 
 def cost(case):

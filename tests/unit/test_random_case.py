@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from common.base.declaration import Case, Cost, Problem, Rung, grid
+from common.check.expected import Expected, in_range
 from common.check.random_case import (
     LARGEST,
     SEED_VARIABLE,
@@ -171,3 +172,15 @@ def test_huge_values_are_of_dtypes_that_hold_them() -> None:
         "bfloat16",
     }
     assert huge_case(grid([(3,), (99,)], ["float16", "int32"]), 1) is None
+
+
+def test_results_beyond_the_range_are_not_compared() -> None:
+    truth = torch.tensor([1e31, 2.0], dtype=torch.float64)
+
+    def result(truth: torch.Tensor, own: torch.Tensor) -> Expected:
+        return Expected((), [(truth, own)], [], [])
+
+    assert in_range(result(truth, truth.float()))
+    for wrong in (truth.float() * 1.1, torch.tensor([math.inf, 2.0])):
+        assert not in_range(result(truth, wrong))
+    assert not in_range(result(truth * math.inf, truth.float())), "a truth that overflows float64"
