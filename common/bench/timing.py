@@ -148,28 +148,31 @@ def time_problem(
         except Exception as error:  # a Skip, or the library's own failure: the rungs go on
             missing[each.name] = _why(error)
 
-    flush = _flush_of(backend)
-    _interleave(backend, contenders, seconds, flush)
+    clock = _Clock(backend)
+    clock.interleave(contenders, seconds)
 
     stage("comparing what was timed")
     medians = {c.name: statistics.median(c.samples) for c in contenders}
     own = [c for c in contenders if c.name in rungs]
     # A baseline may have prepared a part of these inputs, so it is compared before others come.
     differences = {
-        baseline.name: _differs_from_all(baseline, own, problem.own_numbers)
+        baseline.name: {
+            c.name: differs(baseline.output(), c.output(), problem.own_numbers) for c in own
+        }
         for baseline in contenders
         if baseline.name not in rungs
     }
-    slow = _on_fresh_inputs(problem, case, backend, inputs, own, medians, flush)
+    slow = _on_fresh_inputs(problem, case, clock, inputs, own, medians)
     expected = cache(partial(evaluate, problem, inputs))
     wrong = {
         c.name: check_outputs(problem, calls[c.name], expected, c.arguments, c.output())
         for c in own
         if not fell_back[c.name]
     }
-    one_is_right = None in wrong.values()
-    for name, difference in differences.items():
-        if one_is_right and difference:
+    right = [name for name, failure in wrong.items() if failure is None]
+    for name, found in differences.items():
+        if right and all(found[rung] for rung in right):
+            difference = found[right[-1]]
             if name == PYTORCH:
                 raise MeasuringFault(f"pytorch= does not compute what the rungs do: {difference}")
             del medians[name]
@@ -203,7 +206,7 @@ def time_problem(
             continue
         if contender in slow:
             median = medians[contender.name]
-            kept = _still_slow(problem, case, backend, inputs, contender, median, flush)
+            kept = _still_slow(problem, case, clock, inputs, contender, median)
             if kept:
                 results[contender.name] = kept
                 continue
@@ -367,16 +370,6 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
         f"{timing.gbs:.0f} GB/s, where a copy of as many bytes reaches {fastest:.0f}: the data was "
         "not read and written in each call (a result that is kept?), or the declared cost is wrong"
     )
-
-
-def _differs_from_all(baseline: Contender, own: list[Contender], own_numbers: bool) -> str:
-    """Return how a baseline's result differs from the last rung's, or "" if it agrees with one."""
-    difference = ""
-    for contender in own:
-        difference = differs(baseline.output(), contender.output(), own_numbers)
-        if not difference:
-            break
-    return difference
 
 
 FAR = 0.05  # of the norm: a baseline may round more, but must compute the same
@@ -577,94 +570,95 @@ def _event_seconds(run: Callable[[], None]) -> float:
     return statistics.median(times)
 
 
-def _flush_of(backend: Backend) -> Callable[[], object]:
-    """Return a call that overwrites the GPU's L2 cache. While it runs, the host queues what comes
-    next, whose launches then follow each other without a pause. No work on the CPU."""
-    if backend.name == "cpu":
-        return lambda: None
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    return torch.empty(4 * l2, dtype=torch.uint8, device="cuda").zero_
+class _Clock:
+    """Takes samples of contenders, each behind a call that overwrites the GPU's L2 cache. While
+    that runs, the host queues the sample, whose launches then follow each other without a pause.
+    """
 
+    def __init__(self, backend: Backend):
+        self.backend = backend
+        self._flush: Callable[[], object] = lambda: None
+        if backend.name == "cuda":
+            l2 = torch.cuda.get_device_properties(0).L2_cache_size
+            self._flush = torch.empty(4 * l2, dtype=torch.uint8, device="cuda").zero_
 
-def _interleave(
-    backend: Backend, contenders: list[Contender], seconds: float, flush: Callable[[], object]
-) -> None:
-    """Fill every contender's samples, round by round, until they are precise or time is up."""
-    if backend.name == "cuda":
-        wake_gpu(min(WAKE, seconds))
-    deadline = time.perf_counter() + seconds * len(contenders)
-    for done in range(MAX_ROUNDS):
-        if done >= MIN_ROUNDS and all(_precise(c.samples) for c in contenders):
-            break
-        if done >= 3 and time.perf_counter() > deadline:
-            break
-        pending = []
-        for contender in contenders:
-            contender.restore()
-            flush()
-            if contender.host_timed:
-                sample = _host_seconds(backend, contender.run) / contender.calls
-                contender.samples.append(sample)
-            else:
-                pending.append((contender, *_between_events(contender.run)))
-        backend.synchronize()
-        for contender, start, stop in pending:
-            contender.samples.append(start.elapsed_time(stop) / 1e3 / contender.calls)
+    def interleave(self, contenders: list[Contender], seconds: float) -> None:
+        """Fill every contender's samples, round by round, until they are precise or time is up.
+
+        seconds: per contender, at most.
+        """
+        if self.backend.name == "cuda":
+            wake_gpu(min(WAKE, seconds))
+        deadline = time.perf_counter() + seconds * len(contenders)
+        for done in range(MAX_ROUNDS):
+            if done >= MIN_ROUNDS and all(_precise(c.samples) for c in contenders):
+                break
+            if done >= 3 and time.perf_counter() > deadline:
+                break
+            pending = []
+            for contender in contenders:
+                contender.restore()
+                self._flush()
+                if contender.host_timed:
+                    sample = _host_seconds(self.backend, contender.run) / contender.calls
+                    contender.samples.append(sample)
+                else:
+                    pending.append((contender, *_between_events(contender.run)))
+            self.backend.synchronize()
+            for contender, start, stop in pending:
+                contender.samples.append(start.elapsed_time(stop) / 1e3 / contender.calls)
+
+    def seconds_once(self, contender: Contender) -> float:
+        """Return the seconds of one call: by the host's clock, or of one unit by events."""
+        self._flush()
+        if contender.host_timed:
+            return _host_seconds(self.backend, contender.once)
+        start, stop = _between_events(contender.run)
+        self.backend.synchronize()
+        return start.elapsed_time(stop) / 1e3 / contender.calls
 
 
 def _on_fresh_inputs(
     problem: Problem,
     case: Case,
-    backend: Backend,
+    clock: _Clock,
     inputs: tuple[Any, ...],
     contenders: list[Contender],
     medians: dict[str, float],
-    flush: Callable[[], object],
 ) -> list[Contender]:
     """Run the rungs once more, on inputs that none has been given before, by which their outputs
     are judged. Return those that take far longer on them.
 
     If the problem has no other inputs of this layout, the outputs stay those of the last sample.
     """
-    if not draw_into(problem, case, backend, inputs):
+    if not draw_into(problem, case, clock.backend, inputs):
         return []
     for contender in contenders:
         contender.refill()
-    seconds = {c.name: _seconds_once(backend, c, flush) for c in contenders}
-    return [c for c in contenders if too_slow(backend, medians[c.name], seconds[c.name])]
+    seconds = {c.name: clock.seconds_once(c) for c in contenders}
+    return [c for c in contenders if too_slow(clock.backend, medians[c.name], seconds[c.name])]
 
 
 def _still_slow(
     problem: Problem,
     case: Case,
-    backend: Backend,
+    clock: _Clock,
     inputs: tuple[Any, ...],
     contender: Contender,
     median: float,
-    flush: Callable[[], object],
 ) -> str:
     """Return the message for a call that takes far longer on fresh inputs each time, or ""."""
     times = []
     for attempt in range(1, 1 + TRIES):
-        draw_into(problem, case, backend, inputs, attempt)
+        draw_into(problem, case, clock.backend, inputs, attempt)
         contender.refill()
-        times.append(_seconds_once(backend, contender, flush))
-        if not too_slow(backend, median, times[-1]):
+        times.append(clock.seconds_once(contender))
+        if not too_slow(clock.backend, median, times[-1]):
             return ""
     return (
         f"a call takes {min(times) / median:.1f} times as long on inputs that it has not been "
         "given before: is a result kept?"
     )
-
-
-def _seconds_once(backend: Backend, contender: Contender, flush: Callable[[], object]) -> float:
-    """Return the seconds of one call: by the host's clock, or of one unit by events."""
-    flush()
-    if contender.host_timed:
-        return _host_seconds(backend, contender.once)
-    start, stop = _between_events(contender.run)
-    backend.synchronize()
-    return start.elapsed_time(stop) / 1e3 / contender.calls
 
 
 def _spread(samples: list[float]) -> float:

@@ -6,9 +6,10 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -103,13 +104,20 @@ class _Allocated(ctypes.Structure):
 def host_memory() -> int:
     """Return the bytes that the C library's malloc has given out; 0 before glibc 2.33, and with
     another malloc."""
-    try:
-        mallinfo = ctypes.CDLL(None).mallinfo2
-    except AttributeError:
+    mallinfo = _mallinfo()
+    if mallinfo is None:
         return 0
-    mallinfo.restype = _Allocated
     allocated = mallinfo()
     return int(allocated.uordblks + allocated.hblkhd)
+
+
+@cache
+def _mallinfo() -> Callable[[], _Allocated] | None:
+    """Return the C library's mallinfo2, None if it has none."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is not None:
+        function.restype = _Allocated
+    return function
 
 
 def descriptors() -> int:

@@ -133,6 +133,13 @@ def test_a_baseline_that_computes_something_else_is_found() -> None:
     assert "shape" in bench.differs(x[:2], x)
 
 
+def test_a_baseline_that_is_wrong_as_one_rung_is_wrong_is_not_shown() -> None:
+    case = problem(pytorch=lambda x: x * 3)
+    calls = {"first": lambda x: x * 3, "second": lambda x: x * 2}
+    with pytest.raises(bench.MeasuringFault, match="does not compute what the rungs do"):
+        bench.time_problem(case, calls, Backend("cpu"), None, quick=True)
+
+
 def test_a_rung_for_which_the_card_lacks_something_is_not_timed() -> None:
     def refuses(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("this card lacks shared memory for a tile: it needs 9 bytes")
