@@ -294,17 +294,18 @@ FURTHER_SHOWS = "further:"  # the line between the outputs of the main line and 
 
 @dataclass(frozen=True)
 class Lesson:
-    """The result of running a day's day.py: its PROBLEMS, and its function `show`, if it has one.
+    """The result of running a day's day.py: its PROBLEMS, and its functions `show` and
+    `show_times`, if it has them.
 
     show: (operators, device) -> None, called after the checks; it prints the day's demonstration.
-        Or it returns files, texts by name, which only --write stores in the day's folder.
-    show_times: the optional constant SHOW_TIMES. False if `show` measures no time, so that other
+        Or it returns files, texts by name, which only --write stores in the day's folder. Other
         days may run on the device at the same time.
+    show_times: the same for what must not be disturbed; called last, with the device for itself.
     """
 
     problems: tuple[Problem, ...]
     show: Show | None = None
-    show_times: bool = True
+    show_times: Show | None = None
 
 
 def load_lesson(day: Day) -> Lesson:
@@ -320,22 +321,45 @@ def load_lesson(day: Day) -> Lesson:
         return lesson
     further = _load(f"days.{day.name}.further", day.further.folder)
     beyond = (replace(problem, further=True) for problem in further.problems)
-    times = any(part.show is not None and part.show_times for part in (lesson, further))
-    return Lesson((*lesson.problems, *beyond), _both(lesson.show, further.show), times)
+    problems = (*lesson.problems, *beyond)
+    beside, alone = _marked(further)
+    if lesson.show_times is None:
+        return Lesson(problems, _in_turn(lesson.show, beside), alone)
+    return Lesson(problems, lesson.show, _in_turn(lesson.show_times, beside, alone))
 
 
-def _both(main: Show | None, further: Show | None) -> Show | None:
-    """Return one `show` that calls both; names of the second's files begin with "further/"."""
-    if further is None:
-        return main
+def _marked(further: Lesson) -> tuple[Show | None, Show | None]:
+    """Return both shows of `further`, the first of which prints the line that begins its output;
+    names of their files begin with "further/"."""
 
-    def show(operators: Any, device: Any) -> dict[str, str]:
-        own = (main(operators, device) if main else None) or {}
-        print(FURTHER_SHOWS)
-        others = further(operators, device) or {}
-        return own | {f"further/{name}": text for name, text in others.items()}
+    def marked(show: Show | None, line: str) -> Show | None:
+        if show is None:
+            return None
 
-    return show
+        def beyond(operators: Any, device: Any) -> dict[str, str]:
+            print(line, end="")
+            files = show(operators, device) or {}
+            return {f"further/{name}": text for name, text in files.items()}
+
+        return beyond
+
+    line = f"{FURTHER_SHOWS}\n"
+    return marked(further.show, line), marked(further.show_times, "" if further.show else line)
+
+
+def _in_turn(*shows: Show | None) -> Show | None:
+    """Return one function that calls those that are not None, and returns all files."""
+    present = [show for show in shows if show is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+
+    def together(operators: Any, device: Any) -> dict[str, str]:
+        files: dict[str, str] = {}
+        for show in present:
+            files |= show(operators, device) or {}
+        return files
+
+    return together
 
 
 class _ReadAnew(SourceFileLoader):
@@ -413,10 +437,8 @@ def _load(module_name: str, folder: Path) -> Lesson:
                 raise DayError(f"{file}: rung {rung.name!r}: backward and saves go together")
         if not problem.rungs or not problem.cases:
             raise DayError(f"{file}: problem {problem.name!r} has no rungs or no cases")
-    show = getattr(module, "show", None)
-    if show is not None and not callable(show):
-        raise DayError(f"{file}: show must be a function, got a {type(show).__name__}")
-    times = getattr(module, "SHOW_TIMES", True)
-    if not isinstance(times, bool):
-        raise DayError(f"{file}: SHOW_TIMES must be True or False, got {times!r}")
-    return Lesson(problems, show, times)
+    shows = {name: getattr(module, name, None) for name in ("show", "show_times")}
+    for name, show in shows.items():
+        if show is not None and not callable(show):
+            raise DayError(f"{file}: {name} must be a function, got a {type(show).__name__}")
+    return Lesson(problems, **shows)

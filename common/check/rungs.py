@@ -17,7 +17,6 @@ from common.check.expected import (
     Expected,
     ProblemError,
     in_range,
-    rolled_samples,
     signature_of,
 )
 from common.check.lacks import Lacking
@@ -309,19 +308,21 @@ def check_outputs(
     problem: Problem,
     call: Callable[..., Any],
     expected: Callable[[tuple[int, ...]], Expected],
+    samples: Callable[[tuple[int, ...]], Sequence[Expected]],
     after: tuple[Any, ...],
     result: Any,
 ) -> Failure | None:
     """Judge the result of a call made elsewhere, e.g. after timing it.
 
     expected: returns, for the positions of the arguments that the call writes, the expected results
-    for the original arguments (see `evaluate`). after: the arguments after the call.
+    for the original arguments (see `evaluate`); samples: those of further inputs, for PyTorch's
+    error. after: the arguments after the call.
     """
     signature = signature_of(call, problem.reference)
     outputs, names = outputs_of(result, after, signature)
     truth = expected(signature.writes)
-    samples = partial(rolled_samples, problem, truth, signature.writes)
-    return judge(problem, truth, outputs, names, signature, samples, rare=RARE)
+    more = partial(samples, signature.writes)
+    return judge(problem, truth, outputs, names, signature, more, rare=RARE)
 
 
 def _dtypes(cases: Sequence[Case]) -> str:

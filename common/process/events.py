@@ -193,7 +193,7 @@ class Progress:
             case Finished(outcome):
                 self.finish(outcome)
             case Made(files):
-                self.outcome.files = files
+                self.outcome.files = {**self.outcome.files, **files}
             case Unbuilt():
                 self.unbuilt = event
             case Ended(status, reason, details):

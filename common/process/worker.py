@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from common.base.ceilings import Ceilings, ceilings_of
-from common.base.days import Day, Lesson, load_lesson
+from common.base.days import Day, Lesson, Show, load_lesson
 from common.base.declaration import Problem, Rung
 from common.base.figures import duration, significant
 from common.base.options import RunOptions
@@ -85,8 +85,8 @@ class BuiltOtherwise(Exception):
 @dataclass
 class Run:
     """Shared state of the steps of a day's run. rungs: names of the day's rungs. broken: why the
-    device no longer works. last: no other day holds memory of the device. own_threads: PyTorch's
-    default number of threads."""
+    device no longer works. last: no other day holds memory of the device. show_failed: a show of
+    the day failed. own_threads: PyTorch's default number of threads."""
 
     day: Day
     platform: Platform
@@ -99,6 +99,7 @@ class Run:
     ceilings: Ceilings | None = None
     broken: str = ""
     last: bool = False
+    show_failed: bool = False
     own_threads: int = field(default_factory=torch.get_num_threads)
 
     def __post_init__(self) -> None:
@@ -189,19 +190,16 @@ def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel)
     channel.emit(Over())
 
 
-def _shows(run: Run, lesson: Lesson) -> bool:
-    return lesson.show is not None and not (
-        run.options.quick or run.options.rungs or run.options.alone
-    )
+def _shows(run: Run) -> bool:
+    return not (run.options.quick or run.options.rungs or run.options.alone)
 
 
-def _show(run: Run, lesson: Lesson, operators: Any) -> bool:
-    """Run the day's `show`, whose output and files go to the runner. Return False if other days
+def _show(run: Run, show: Show, operators: Any) -> bool:
+    """Run a show of the day, whose output and files go to the runner. Return False if other days
     fill the memory."""
-    assert lesson.show is not None
     run.stage("", "showing what it does")
     try:
-        files = lesson.show(operators, run.backend.device)
+        files = show(operators, run.backend.device)
         run.backend.synchronize()
     except Exception as error:
         message = message_of(error)
@@ -212,6 +210,7 @@ def _show(run: Run, lesson: Lesson, operators: Any) -> bool:
         else:
             reason, details = explain(error)
             run.channel.emit(Ended(FAIL, f"show: {reason}", details))
+            run.show_failed = True
             _device_works(run, "show")
     else:
         if files:
@@ -283,12 +282,12 @@ def _others_fill_memory(run: Run, *messages: str) -> bool:
 
 def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]) -> None:
     """Do the rest of the day, and what must not be disturbed with the device for itself."""
-    shows = _shows(run, lesson)
-    if shows and not lesson.show_times:
-        shows = not _show(run, lesson, operators)
-        if run.broken:
-            return
-    if not shows and not any(each.pending or each.again for each in checked):
+    show, times = (lesson.show, lesson.show_times) if _shows(run) else (None, None)
+    if show and _show(run, show, operators):
+        show = None
+    if run.broken:
+        return
+    if not (show or times or any(each.pending or each.again for each in checked)):
         return
     if run.backend.name == "cuda":
         for each in checked:
@@ -308,9 +307,10 @@ def _take_turn(run: Run, lesson: Lesson, operators: Any, checked: list[_Checked]
         if run.broken:
             break
     else:
-        if shows and not _show(run, lesson, operators):
-            _be_last(run)
-            _show(run, lesson, operators)
+        for each_show in (show, times):
+            if each_show and not run.show_failed and not _show(run, each_show, operators):
+                _be_last(run)
+                _show(run, each_show, operators)
     run.channel.emit(TurnOver())
 
 

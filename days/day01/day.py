@@ -48,7 +48,6 @@ INTRODUCES = (
     "compute capability",
     "PTX",
 )
-SHOW_TIMES = False
 
 
 def checked(name, inputs, reference, rung, shapes=((),), refused=(), words=lambda case: "this GPU"):

@@ -17,7 +17,6 @@ TEACHES = "Softmax as it is written, strided against coalesced loads, and why ex
 TOPICS = ("softmax", "numerics", "coalescing")
 SOURCE = "simple_softmax.cu"
 INTRODUCES = ("softmax", "numerically stable", "ulp")
-SHOW_TIMES = False
 
 FP32_MAX = torch.finfo(torch.float32).max
 

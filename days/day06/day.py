@@ -88,7 +88,7 @@ def reference(x):
     return x + torch.arange(x.numel(), device=x.device, dtype=x.dtype)
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Prints the host's time per call by each binding, beside one of PyTorch's own operators."""
     if device.type != "cuda":
         return  # there the kernel runs inside the call

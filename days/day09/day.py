@@ -24,7 +24,6 @@ INTRODUCES = (
     "spill",
     "fused multiply-add",
 )
-SHOW_TIMES = False
 
 EPS = 1e-5
 

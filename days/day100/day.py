@@ -11,9 +11,9 @@ if __name__ == "__main__":  # python days/day100/day.py: build, call, compare wi
 from common.day import Case, Library, Problem, Rung, Target, Tolerance
 
 from . import model
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Final project: text from a GPT-2"
 TEACHES = "Prefill, decode and draws without a sort become a program that streams text"

@@ -73,11 +73,14 @@ def print_draws(operators, device):
     print_table([f"{count} draws", "words kept", "chi-square", "limit"], rows)
 
 
+PROMPT, WAY = [1, 5, 2, 7, 3], (1.5, 8, 0.95)
+
+
 def print_texts(operators, device):
     """Raises RuntimeError where the number of tokens per launch changes a token, where a stop token
     is not the last one, or where a window that slides changes the tokens before."""
-    weights, prompt = little(device), [1, 5, 2, 7, 3]
-    count, way = (40 if device.type == "cuda" else 8), (1.5, 8, 0.95)
+    weights, prompt, way = little(device), PROMPT, WAY
+    count = 40 if device.type == "cuda" else 8
     at_once = list(stream(operators, weights, prompt, count, way, 7, count))
     for chunk in (1, 5):
         tokens = list(stream(operators, weights, prompt, count, way, 7, chunk))
@@ -98,9 +101,6 @@ def print_texts(operators, device):
         raise RuntimeError(f"after the window slid: {slid[same:]} instead of {after}")
     print(f"with 8 positions, the window slides after {same} tokens, which stay the same")
     print(f"{count} tokens, the same by 1, 5 and {count} per launch; a stop token ends the text")
-    if device.type == "cuda":
-        each = seconds(lambda: list(stream(operators, weights, prompt, 40, way)), 3) / 40
-        print(f"streamed: {1 / each:,.0f} tokens per second of a model of one layer")
 
 
 def check_checkpoint():
@@ -126,3 +126,11 @@ def show(operators, device):
     print_draws(operators, device)
     print_texts(operators, device)
     check_checkpoint()
+
+
+def show_times(operators, device):
+    """On a GPU, prints how fast a small model streams."""
+    if device.type == "cuda":
+        weights = little(device)
+        each = seconds(lambda: list(stream(operators, weights, PROMPT, 40, WAY)), 3) / 40
+        print(f"streamed: {1 / each:,.0f} tokens per second of a model of one layer")

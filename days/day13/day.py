@@ -21,7 +21,6 @@ TOPICS = ("images", "grey", "blur", "convolution", "shared memory", "integers")
 SOURCE = "color2gray.cu"
 EXTRA_SOURCES = ("blur.cu",)
 INTRODUCES = ("fixed point", "separable filter")
-SHOW_TIMES = False
 
 PROBLEMS = (GREY, *BLURS)
 

@@ -20,7 +20,6 @@ TEACHES = "Trees in a block, divergence, bank conflicts, stages, loads in flight
 TOPICS = ("reduction", "sum", "shared memory", "bank conflicts", "warps", "numerics")
 SOURCE = "reduce_sum.cu"
 INTRODUCES = ("atomic", "divergence", "bank", "bank conflict")
-SHOW_TIMES = False
 
 FLOATS = ["float32", "float64"]
 SMALL = [(1,), (31,), (255,), (256,), (257,), (0,)]

@@ -22,7 +22,6 @@ TOPICS = ("attention", "FlashAttention", "softmax", "matmul", "tiling", "autogra
 SOURCE = "fa2_forward.cu"
 EXTRA_SOURCES = ("naive_attention.cu", "register_tiles.cu")
 INTRODUCES = ("attention", "FlashAttention", "log-sum-exp", "causal mask", "__launch_bounds__")
-SHOW_TIMES = False
 
 # (B, H, S, D)
 SHAPES = [

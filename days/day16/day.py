@@ -30,7 +30,6 @@ INTRODUCES = (
     "warp aggregation",
     "deterministic",
 )
-SHOW_TIMES = False
 
 INTEGERS = ["int32", "uint8", "int64"]
 

@@ -115,8 +115,13 @@ def show_loss_memory(operators):
 
 
 def show(operators, device):
-    """Prints peak memory and, for attention, times of the backward pass in fp32 and bf16."""
+    """Prints peak memory."""
     if device.type == "cuda":
         show_attention_memory(operators)
-        show_attention_times(operators)
         show_loss_memory(operators)
+
+
+def show_times(operators, device):
+    """Prints times of attention's backward pass in fp32 and bf16."""
+    if device.type == "cuda":
+        show_attention_times(operators)

@@ -17,7 +17,6 @@ TEACHES = "Bank conflicts counted, padding against XOR swizzle, sub-tiles, more 
 TOPICS = ("shared memory", "bank conflicts", "swizzle", "recurrence", "numerics")
 SOURCE = "shared_mem_tricks.cu"
 INTRODUCES = ("sub-tile",)
-SHOW_TIMES = False
 
 SHAPES = [(1, 1), (1, 33), (3, 31), (5, 32), (127, 5), (129, 67), (4, 128), (131, 132), (2, 257)]
 DECAY = 0.9

@@ -48,7 +48,7 @@ QUEUE = Problem(
 PROBLEMS = (RNN, QUEUE, ROLLING)
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Times the rungs with launches by the host instead of replays of a CUDA graph."""
     if device.type != "cuda":
         return

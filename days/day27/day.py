@@ -37,7 +37,6 @@ TEACHES = "Five products per tile on tensor cores; equal bits in every run, and 
 TOPICS = ("attention", "FlashAttention", "tensor cores", "backward", "autograd", "determinism")
 SOURCE = "flash_attention_backward.cu"
 EXTRA_SOURCES = ("two_passes.cu",)
-SHOW_TIMES = False
 
 # (B, H, Sq, Sk, D): one row, several tiles, tails of 1 and 63, fewer and more keys than rows.
 SHAPES = [

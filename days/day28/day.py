@@ -231,7 +231,7 @@ PROBLEMS = (
 )
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Prints what the parts of v3 cost, and the memory of a training step."""
     if device.type != "cuda":
         return

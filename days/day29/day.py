@@ -148,7 +148,7 @@ PROBLEMS = (
 )
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Prints v3 beside torch.bmm from 8×8 to 1024×1024; a matrix of 64 and more has many tiles."""
     if device.type != "cuda":
         return

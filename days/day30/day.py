@@ -18,4 +18,4 @@ EXTRA_SOURCES = ("mlp.cu",)
 INTRODUCES = ("residual stream", "pre-activation")
 
 PROBLEMS = (norm.problem, norm.backward, mlp.activation, mlp.gradient, mlp.whole)
-show = mlp.show
+show_times = mlp.show_times

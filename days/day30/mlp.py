@@ -207,7 +207,7 @@ whole = Problem(
 )
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Prints what each half of the MLP's activation costs: in a kernel, in an epilogue."""
     if device.type != "cuda" or not hasattr(operators, "linear_gelu"):
         return

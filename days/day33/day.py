@@ -21,7 +21,6 @@ TEACHES = "Counter-based random numbers, drawn in the kernel that uses them; wha
 TOPICS = ("diffusion", "DDPM", "random numbers", "Philox", "Box-Muller", "fusion")
 SOURCE = "ddpm.cu"
 INTRODUCES = ("counter-based generator", "Box-Muller transform")
-SHOW_TIMES = False
 
 SHAPES = [(1, 1), (5, 7), (3, 1025)]  # odd rows: groups of four and a rest
 WIDE = [(3, 8), (70, 16), (2, 4128), (2, 8256)]  # rows of whole packs, around those of a block

@@ -22,7 +22,6 @@ TEACHES = "Crop, flip, bilinear resize and colours in one pass, around a mean of
 TOPICS = ("images", "augmentation", "resize", "bilinear", "colour", "fusion", "clusters")
 SOURCE = "image_augmentation.cu"
 INTRODUCES = ("bilinear interpolation", "hue", "thread block cluster")
-SHOW_TIMES = False
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 GREY = (0.2989, 0.587, 0.114)

@@ -143,7 +143,7 @@ PROBLEMS = (
 )
 
 
-def show(ops, device):
+def show_times(ops, device):
     """Prints every format on every kind of matrix with its conversion, then dense against CSR."""
     if device.type != "cuda":
         return

@@ -100,7 +100,7 @@ PROBLEMS = (
 )
 
 
-def show(ops, device):
+def show_times(ops, device):
     """Prints all kinds of matrices, then the power law with hybrid parts of several widths."""
     if device.type != "cuda":
         return

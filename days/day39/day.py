@@ -189,7 +189,7 @@ PROBLEMS = (
 
 
 def show(operators, device):
-    """Prints the error that each choice of scales makes and, on a GPU, int4 by batch size."""
+    """Prints the error that each choice of scales makes."""
     generator = torch.Generator().manual_seed(39)
     w = torch.randn(1024, 1024, generator=generator)
     loud = w * torch.where(torch.rand(1024, 1, generator=generator) < 0.01, 30.0, 1.0)
@@ -201,6 +201,10 @@ def show(operators, device):
         rows.append([name, *(f"{100 * error:.2f} %" for error in errors)])
     print("error of a row of weights, root mean square, relative to the row; median of the rows")
     print_table(["weights", "int8, one scale", "int8 per row", "int4 per row", "int4 groups"], rows)
+
+
+def show_times(operators, device):
+    """On a GPU, prints int4 by batch size."""
     if device.type != "cuda":
         return
     N, K, table = 28672, 8192, []

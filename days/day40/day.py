@@ -45,7 +45,7 @@ def timed_row(operators, name, x, logits, w1, w2, k):
     return [name, largest, *(f"{seconds(call) * 1e3:.4f}" for call in calls)]
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Prints both dispatches and the layer for 64 to 16,384 tokens, then for groups less even."""
     if device.type != "cuda":
         return

@@ -20,7 +20,6 @@ TOPICS = ("coalescing", "sectors", "stride", "AoS", "SoA", "float4", "alignment"
 SOURCE = "coalescing.cu"
 EXTRA_SOURCES = ("bulk_copies.cu",)
 INTRODUCES = ("array of structures", "structure of arrays")
-SHOW_TIMES = False
 
 
 def strided_inputs(case, draw):

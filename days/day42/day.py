@@ -26,7 +26,7 @@ INTRODUCES = ("split-K",)
 PROBLEMS = products.problems
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Prints the rates for 2^28 elements of bf16, from 16 rows to a million."""
     if device.type != "cuda":
         return

@@ -143,6 +143,6 @@ MAP_SWEEP = Problem(
 PROBLEMS = (COPY, MAP, COPY_SWEEP, MAP_SWEEP)
 
 
-def show(operators, device):
+def show_times(operators, device):
     """What limits the resident blocks; on a GPU, the sweep and its plot."""
     return sweep.show_sweep(operators, device)

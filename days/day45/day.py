@@ -18,6 +18,5 @@ TEACHES = "Layer norm as an operator that trains: any row by clusters, all gradi
 TOPICS = ("layer norm", "backward", "cluster", "autograd", "nn.Module", "Triton", "residual")
 SOURCE = "layer_norm_train.cu"
 EXTRA_SOURCES = ("layer_norm_backward.cu", "module.py", "twin.py")
-SHOW_TIMES = False
 
 PROBLEMS = norms.problems

@@ -23,7 +23,6 @@ TOPICS = ("RoPE", "rotary embedding", "attention", "in place", "precision", "aut
 SOURCE = "rope.cu"
 EXTRA_SOURCES = ("module.py",)
 INTRODUCES = ("rotary embedding", "partial rotary")
-SHOW_TIMES = False
 
 # (offset, B, S, heads of q, heads of k, D, R): tails of packs, an odd rest, no rotation, decoding
 SHAPES = [

@@ -22,7 +22,6 @@ TOPICS = ("activation", "GELU", "SiLU", "SwiGLU", "element-wise", "precision", "
 SOURCE = "activations.cu"
 EXTRA_SOURCES = ("formulas.cu",)
 INTRODUCES = ("gated linear unit", "catastrophic cancellation", "Horner's scheme")
-SHOW_TIMES = False
 
 BF16 = ["bfloat16"]
 LENGTHS = [(1,), (7,), (1025,), (33, 65), (0,)]

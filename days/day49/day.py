@@ -67,7 +67,7 @@ CENTER = Problem(
 PROBLEMS = (CENTER,)
 
 
-def show(operators, device):
+def show_times(operators, device):
     """The counters in three columns, which have to agree, and a trace."""
     files = report.print_counters(device, READ)
     return files | report.print_trace(operators, device, CENTER.timing_case(device.type).shape[0])

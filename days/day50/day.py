@@ -19,6 +19,6 @@ INTRODUCES = ("pointer chasing", "wgmma", "warpgroup")
 PROBLEMS = problems.problems
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Prints what the kernels measure, and the five lies. Returns the GPU's ceilings as a file."""
     return measured.tables(operators, device) if device.type == "cuda" else None

@@ -19,6 +19,6 @@ INTRODUCES = ("thread coarsening", "K-major", "TF32")
 PROBLEMS = products.problems
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Wavefronts of shared memory per multiply-add; on a GPU, the rates for many sizes."""
     return sizes.print_wavefronts(device) | sizes.print_rates(operators, device)

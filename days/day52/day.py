@@ -19,7 +19,7 @@ INTRODUCES = ("warp tile", "autotuner")
 PROBLEMS = products.problems
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Wavefronts of shared memory per multiply-add; on a GPU, tunes, and prints the rates of many
     sizes."""
     return sizes.print_wavefronts(device) | sizes.print_rates(operators, device)

@@ -15,7 +15,6 @@ TEACHES = "WMMA fragments in fp16, bf16, tf32 and int8, and what each type loses
 TOPICS = ("WMMA", "GEMM", "tensor cores", "fp16", "bf16", "tf32", "int8", "accuracy", "matmul")
 SOURCE = "gemm_wmma.cu"
 INTRODUCES = ("WMMA",)
-SHOW_TIMES = False
 
 PROBLEMS = products.problems
 

@@ -20,6 +20,6 @@ INTRODUCES = ("stream-K",)
 PROBLEMS = products.problems
 
 
-def show(operators, device):
+def show_times(operators, device):
     """On a GPU, the rates of other tiles, numbers of stages and schedules."""
     return rates.print_rates(operators, device)

@@ -15,7 +15,6 @@ TEACHES = "e4m3 on wgmma, scales per row and per 128 of K, sums promoted to fp32
 TOPICS = ("GEMM", "fp8", "wgmma", "quantisation", "accuracy", "tensor cores")
 SOURCE = "gemm_fp8.cu"
 INTRODUCES = ("block scale", "promoted accumulation")
-SHOW_TIMES = False
 
 PROBLEMS = products.problems
 

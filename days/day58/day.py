@@ -93,6 +93,6 @@ PROBLEMS = (
 )
 
 
-def show(operators, device):
+def show_times(operators, device):
     """On a GPU: when each stage ran, as a picture, and what a priority changes."""
     return timeline.show(operators) if device.type == "cuda" else None

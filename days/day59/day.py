@@ -26,7 +26,6 @@ TOPICS = ("CUDA graphs", "stream capture", "graph update", "programmatic depende
 SOURCE = "cuda_graphs.cu"
 EXTRA_SOURCES = ("branches.cu",)
 INTRODUCES = ("stream capture", "executable graph", "programmatic edge")
-SHOW_TIMES = False
 
 NOT_CAPTURED = "a graph cannot be launched while another one is captured"
 # (n, steps, k in sixteenths): nothing to do, one step (the first node is the last), even and odd

@@ -23,7 +23,6 @@ TOPICS = ("Triton", "element-wise", "mask", "broadcasting", "bandwidth")
 SOURCE = "vector_ops.cu"
 EXTRA_SOURCES = ("vector_ops_triton.py", "compiled.py")
 INTRODUCES = ("Triton program",)
-SHOW_TIMES = False
 
 
 def add_inputs(case, draw):

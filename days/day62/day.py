@@ -22,7 +22,6 @@ TOPICS = ("dropout", "Triton", "random numbers", "Philox", "autograd", "bandwidt
 SOURCE = "dropout.cu"
 EXTRA_SOURCES = ("dropout_triton.py", "compiled.py", "masks.py")
 INTRODUCES = ("dropout", "layout conversion")
-SHOW_TIMES = False
 
 SHAPES = [(1,), (7,), (8,), (9,), (1023,), (1024,), (1025,), (3, 5, 67), (0, 4)]
 PROBABILITIES = (0.1, 0.5, 0.0, 0.9, 1.0, 0.3333)

@@ -33,7 +33,6 @@ TOPICS = ("reduction", "atomics", "softmax", "Triton", "determinism", "bandwidth
 SOURCE = "multi_stage_reduction.cu"
 EXTRA_SOURCES = ("multi_stage_triton.py", "compiled.py")
 INTRODUCES = ("lost update",)
-SHOW_TIMES = False
 
 # Around a chunk, a tile and the least of a part: 4 tiles of 1024 chunks, or of 4096 elements in
 # Triton. Rows of an odd length have chunks of one element.

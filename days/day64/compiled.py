@@ -55,12 +55,21 @@ KERNELS = (  # a title; for CUDA the name with its template arguments as nvcc wr
 
 
 def show(operators, device):
-    """The machine code of the kernels; on a GPU, times the configurations and stores the best."""
+    """Prints the machine code of the kernels; on a GPU, compiles all configurations."""
     print_machine_code(
         FOLDER / "corner_turning_matmul.cu", FOLDER / "corner_turning_triton.py", KERNELS, "bf16"
     )
+    if device.type == "cuda":
+        from .rates import rates  # imports Triton, which may be missing where there is no GPU
+
+        for by_k in (True, False):
+            rates(512, 512, 512, by_k, device)
+
+
+def show_times(operators, device):
+    """On a GPU, times the configurations, and returns the best as a file."""
     if device.type != "cuda":
         return None
-    from .rates import tune  # imports Triton, which may be missing where there is no GPU
+    from .rates import tune  # as above
 
     return {STORED: rows_as_json(tune(device))}

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from common.day import Case, Cost, Problem, Rung, Target, grid
 
-from .compiled import show
+from .compiled import show, show_times
 from .tuning import CONFIGS
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Corner turning"
 TEACHES = (

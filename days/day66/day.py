@@ -29,7 +29,6 @@ TEACHES = (
 TOPICS = ("attention", "FlashAttention", "Triton", "sliding window", "ALiBi", "TMA")
 SOURCE = "fused_attention.cu"
 EXTRA_SOURCES = ("fused_attention_triton.py", "compiled.py")
-SHOW_TIMES = False
 
 TRITON = "fused_attention_triton"
 # (B, H, S, T, D, window): around the 128 rows of a block, its warps' 32, and the 64 keys of a tile

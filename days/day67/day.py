@@ -25,7 +25,6 @@ TEACHES = "Loss and gradient from one read and one write: each thread keeps its 
 TOPICS = ("cross-entropy", "online softmax", "Triton", "cp.async", "cluster")
 SOURCE = "chunked_ce.cu"
 EXTRA_SOURCES = ("chunked_ce_triton.py", "compiled.py")
-SHOW_TIMES = False
 
 IGNORED = -100
 TRITON = "chunked_ce_triton"

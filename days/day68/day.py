@@ -20,7 +20,6 @@ TEACHES = "A budget of instructions per element: codes become fp32 without a con
 TOPICS = ("quantisation", "quantization", "int8", "int4", "GELU", "SwiGLU", "Triton", "fusion")
 SOURCE = "dequantize.cu"
 EXTRA_SOURCES = ("dequantize_triton.py", "quantising.py", "compiled.py")
-SHOW_TIMES = False
 
 TRITON = "dequantize_triton"
 AT_COPY = Target(0.90, "copy")

@@ -24,7 +24,6 @@ TEACHES = "Neighbours of a tile in CUDA and in Triton; the scoreboard of days 61
 TOPICS = ("Triton", "blur", "transpose", "stencil", "images", "fusion", "scoreboard")
 SOURCE = "blur_transpose.cu"
 EXTRA_SOURCES = ("blur_transpose_triton.py", "compiled.py")
-SHOW_TIMES = False
 
 TAPS, R = 7, 3
 # (N, H, W): a part of every tile; several tiles of v1 and v2, of v3 along a row, and of Triton;

@@ -22,7 +22,6 @@ TEACHES = "Sines by angle sums, and the special function unit; Numba beside CUDA
 TOPICS = ("images", "animation", "GIF", "Numba", "sine", "special functions", "integers")
 SOURCE = "color_patterns.cu"
 EXTRA_SOURCES = ("patterns_numba.py", "formula.py", "movie.py")
-SHOW_TIMES = False
 
 ROUNDED = Tolerance(
     levels=1,

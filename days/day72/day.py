@@ -21,7 +21,6 @@ TOPICS = ("quantisation", "quantization", "NF4", "QLoRA", "GEMV", "tensor cores"
 SOURCE = "nf4_double_quant.cu"
 EXTRA_SOURCES = ("nf4_gemv.cu", "nf4_tensor_cores.cu")
 INTRODUCES = ("double quantisation",)
-SHOW_TIMES = False
 
 WHY = "sums of both signs; a few of many cancel to almost 0"
 

@@ -24,7 +24,6 @@ TOPICS = ("quantisation", "quantization", "QAT", "LSQ", "straight-through estima
 SOURCE = "qat.cu"
 EXTRA_SOURCES = ("training.py",)
 INTRODUCES = ("fake quantisation", "straight-through estimator")
-SHOW_TIMES = False
 
 FLOATS = ["float32", "bfloat16", "float16"]
 # Around the elements of a chunk, the chunks of a warp, of a warp's row, of a segment

@@ -122,7 +122,7 @@ PROBLEMS = (
 )
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Prints the rates for both head dimensions and dtypes, S = 4096, beside PyTorch's."""
     if device.type != "cuda":
         return

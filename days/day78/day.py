@@ -22,7 +22,6 @@ TOPICS = ("sampling", "top-k", "top-p", "radix select", "inference", "fixed poin
 SOURCE = "sampling.cu"
 EXTRA_SOURCES = ("tokens.py",)
 INTRODUCES = ("top-k sampling", "top-p sampling", "temperature", "radix select")
-SHOW_TIMES = False
 
 ALL = 1 << 30  # as k: every token
 WHY = "a mass is exp of a rounded difference, in fp32; it is compared with float64"

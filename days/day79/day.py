@@ -21,7 +21,6 @@ TOPICS = ("attention", "MLA", "KV cache", "wgmma", "TMA", "roofline", "load bala
 SOURCE = "mla_decode.cu"
 EXTRA_SOURCES = ("latent.py", "proof.py")
 INTRODUCES = ("multi-head latent attention", "absorbed weights")
-SHOW_TIMES = False
 
 TYPES = ["bfloat16", "float16"]
 # (B, H, T): around the 64 heads of a block, tiles of 32 and 64 tokens

@@ -24,7 +24,6 @@ TOPICS = ("AdamW", "optimiser", "optimizer", "training", "multi-tensor", "bf16",
 SOURCE = "adamw.cu"
 EXTRA_SOURCES = ("proof.py", "stepping.py")
 INTRODUCES = ("AdamW", "stochastic rounding", "master copy")
-SHOW_TIMES = False
 
 # (layers, channels, words, positions): around a group, a chunk, and the tensors of one launch
 SHAPES = [(1, 3, 5, 7), (0, 1, 1, 1), (1, 16, 129, 8), (1, 20, 103, 11), (0, 2048, 1, 3)]

@@ -10,9 +10,9 @@ if __name__ == "__main__":  # python days/day82/day.py: build, call, compare wit
 
 from .embedding import backward, forward, wrong_tokens, wrong_tokens_backward
 from .head import head, ignored, tied, wrong_below, wrong_targets
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Embedding and LM head"
 TEACHES = "Fused linear and cross-entropy without the logits; one gradient for tied weights"

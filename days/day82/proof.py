@@ -1,6 +1,6 @@
 """What the day's `show` proves: sums of dW in fp32, rows beyond 2^31 elements, peak memory."""
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +96,12 @@ def check_beyond(operators, device):
 # ---------------------------------------------------------------- peak memory and time
 
 
+@cache
+def compiled():
+    """The head and the tied head, compiled once for each shape."""
+    return [torch.compile(call, dynamic=False) for call in (by_pytorch, tied_by_pytorch)]
+
+
 def contenders(operators, C, words):
     """Calls of the head, then of the head with tied weights, by name."""
     device = torch.device("cuda")
@@ -104,10 +110,8 @@ def contenders(operators, C, words):
     tokens = torch.randint(words, (ROWS,), device=device)
     given = (hidden, weight, target)
     tied = (grad, *given, tokens, torch.randn_like(hidden))
-    compiled, tied_compiled = (
-        torch.compile(call, dynamic=False) for call in (by_pytorch, tied_by_pytorch)
-    )
-    head = {"PyTorch": partial(by_pytorch, *given), "torch.compile": partial(compiled, *given)}
+    head_compiled, tied_compiled = compiled()
+    head = {"PyTorch": partial(by_pytorch, *given), "torch.compile": partial(head_compiled, *given)}
     head["v1"] = partial(operators.lm_head_v1_plain, *given, 1)
     for n in TOGETHER:
         head[f"v2, {n} rows"] = partial(operators.lm_head_v2_chunked, *given, n)
@@ -123,7 +127,7 @@ def measured(calls):
     """Rows of (name, milliseconds, peak MB without the arguments, share of the first one's)."""
     rows = []
     for name, call in calls.items():
-        taken = seconds(call)  # also compiles, before the memory is looked at
+        taken = seconds(call)
         peak = peak_memory(call)
         first = rows[0][2] if rows else peak / 1e6
         rows.append([name, taken * 1e3, peak / 1e6, peak / 1e6 / first])
@@ -131,11 +135,21 @@ def measured(calls):
 
 
 def show(operators, device):
-    """Prints the proofs, and on a GPU peak memory and times, which it returns as data."""
+    """Prints the proofs; on a GPU, compiles what is timed."""
     print_errors(operators, device)
+    if device.type == "cuda":
+        check_beyond(operators, device)
+        for C, words in SIZES:
+            for calls in contenders(operators, C, words):
+                for call in calls.values():
+                    call()
+            torch.cuda.empty_cache()
+
+
+def show_times(operators, device):
+    """On a GPU, prints peak memory and times, which it returns as data."""
     if device.type != "cuda":
         return {}
-    check_beyond(operators, device)
     found, table = {}, []
     for C, words in SIZES:
         for calls in contenders(operators, C, words):

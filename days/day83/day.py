@@ -22,7 +22,6 @@ TOPICS = ("MLP", "GELU", "dropout", "residual", "epilogue", "wgmma", "training",
 SOURCE = "ffn_residual.cu"
 EXTRA_SOURCES = ("ffn_backward.cu", "network.py", "proof.py")
 INTRODUCES = ("feed-forward network",)
-SHOW_TIMES = False
 
 # (rows, C, H): around the chunks of a row, the 128 × 192 of a tile, the 64 values of a step
 SHAPES = [(1, 8, 8), (5, 16, 72), (130, 72, 200), (67, 200, 264)]

@@ -23,9 +23,9 @@ from .autograd import (
     rms_normalised,
 )
 from .penalty import penalised, penalised_by_compile
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Custom autograd functions"
 TEACHES = "An operator with a gradient, a gradient of that, and all that PyTorch asks of it"

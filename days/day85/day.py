@@ -9,9 +9,9 @@ if __name__ == "__main__":  # python days/day85/day.py: build, call, compare wit
     sys.exit(main(__file__))  # torch.utils.cpp_extension.load, then torch.ops.day85
 
 from . import casting, unscaling
-from .training import show
+from .training import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Mixed precision"
 TEACHES = "Training in fp16, bf16 and fp8: scales that keep gradients inside a narrow range"

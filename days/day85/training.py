@@ -239,8 +239,10 @@ def means(losses, every):
     return [round(part, 4) if math.isfinite(part) else None for part in parts]
 
 
-def print_times(operators, device):
-    """Milliseconds per step of a model that is large enough to occupy a GPU."""
+def show_times(operators, device):
+    """On a GPU, prints milliseconds per step of a model that is large enough to occupy it."""
+    if device.type != "cuda":
+        return
     text, _ = texts(1, TIMED.batch, device)
     rows = []
     for way, by_pytorch in [(way, False) for way in WAYS] + [("fp16, scaled loss", True)]:
@@ -257,7 +259,6 @@ def show(operators, device):
     tolerance."""
     if device.type == "cuda":
         found = proven(operators, device, ON_GPU)
-        print_times(operators, device)
     else:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the matrices are small: a second thread would only wait

@@ -11,9 +11,9 @@ if __name__ == "__main__":  # python days/day86/day.py: build, call, compare wit
 from common.day import Case, Cost, Library, Problem, Rung, Target, Tolerance
 
 from . import model
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Train a GPT"
 TEACHES = "A whole training step on one buffer of activations, captured in a CUDA graph"

@@ -178,8 +178,10 @@ def print_checkpoint(operators, device):
 # ---------------------------------------------------------------- the training
 
 
-def print_rates(operators, device):
-    """Tokens per second, with and without a graph, beside PyTorch's loop."""
+def show_times(operators, device):
+    """On a GPU, prints tokens per second, with and without a graph, beside PyTorch's loop."""
+    if device.type != "cuda":
+        return
     plan = ON_GPU
     training = Training(operators, plan, device, graph=False)
     tokens = plan.batch * plan.positions
@@ -214,8 +216,6 @@ def show(operators, device):
     print_training(operators, device)
     print_checkpoint(operators, device)
     on_gpu = device.type == "cuda"
-    if on_gpu:
-        print_rates(operators, device)
     plan = ON_GPU if on_gpu else ON_CPU
     training = Training(operators, plan, device)
     every = plan.steps // 30

@@ -13,9 +13,9 @@ import torch
 from common.day import COMPILE, Case, Cost, Problem, Rung, grid
 
 from .peers import SIGNAL_WORDS
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "All-reduce over several GPUs"
 TEACHES = "Kernels of several GPUs that wait for each other, and gradients that they add up"

@@ -19,6 +19,7 @@ HANDLE_BYTES = 64
 ROOT = Path(__file__).parents[2]
 ALIGNMENT = 256  # of a buffer, in bytes
 TIMEOUT_MS = 60_000
+MOST = 8  # processes
 
 
 def rounded_up(size):
@@ -89,7 +90,7 @@ def prove(module, device, column):
     gpus = gpus_of(device)
     if gpus == 1:
         print("one GPU: several processes are tried on the CPU backend, and nothing is timed")
-    world, place = (min(gpus, 8), "cuda") if gpus > 1 else (2, "cpu")
+    world, place = (min(gpus, MOST), "cuda") if gpus > 1 else (2, "cpu")
     try:
         lines = run_ranks(world, module, place, limit=60 if gpus == 1 else 200).splitlines()
     except subprocess.TimeoutExpired:
@@ -106,11 +107,12 @@ def prove(module, device, column):
     return world, {**found, "absent": (said or [found["absent"]])[0]}
 
 
-def measured_files(module, device, world, names):
+def measured_files(module, device, names):
     """What `module` measures with several GPUs, which is printed, too: its files by name. None with
     fewer."""
-    if gpus_of(device) < 2:
+    if (gpus := gpus_of(device)) < 2:
         return None
+    world = min(gpus, MOST)
     with tempfile.TemporaryDirectory() as folder:
         print(run_ranks(world, module, "--into", folder).rstrip())
         return {name: (Path(folder) / name).read_text() for name in names}

@@ -11,9 +11,9 @@ if __name__ == "__main__":  # python days/day88/day.py: build, call, compare wit
 from common.day import COMPILE, HALVES, Case, Cost, Problem, Rung, Tolerance, grid
 
 from . import network
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Tensor parallelism"
 TEACHES = "A product that is split over several GPUs, and a reduction that its tiles hide"

@@ -12,9 +12,9 @@ import torch
 
 from common.day import Case, Cost, Library, Problem, Rung, Target, grid
 
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "When kernels go wrong"
 TEACHES = "Sticky errors, asserts, sanitizers and bad input: each kind of fault, and what names it"

@@ -83,7 +83,7 @@ FAULTS = (
     ),
     Fault(
         "use_after_free",
-        {PLAIN: "points to host memory"},
+        {PLAIN: "memory that was freed"},
         {"memcheck": "Invalid __global__", CHECKED: "result|cudaError"},
     ),
     Fault("missing_event", {"late streams": "result"}, {CHECKED: "result"}, WORKS),

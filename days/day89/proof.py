@@ -180,8 +180,10 @@ def print_answers(operators, device):
         raise RuntimeError("v3 does not name the bad index")
 
 
-def print_costs(operators):
-    """Times at several sizes, on a GPU: a wait costs the same at each."""
+def show_times(operators, device):
+    """On a GPU, prints times at several sizes: a wait costs the same at each."""
+    if device.type != "cuda":
+        return
     names = ("gather_v1_trusting", "gather_v2_host", "gather_v3_device")
     rows = []
     for picks in SIZES:
@@ -197,5 +199,3 @@ def show(operators, device):
     print_faults(device.type)
     in_pytorch(device.type)
     print_answers(operators, device)
-    if device.type == "cuda":
-        print_costs(operators)

@@ -13,9 +13,9 @@ from functools import partial
 from common.day import COMPILE, HALVES, Case, Problem, Rung, Target, Tolerance, grid
 
 from . import network
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Full transformer block"
 TEACHES = "Attention, MLP and layer norms as seven kernels, and what a backward pass must keep"

@@ -76,8 +76,10 @@ def print_memory(operators, device):
     print_table(("training step", "kept, bytes per element of x", "peak MB"), rows)
 
 
-def print_parts(operators, device):
-    """The times of PyTorch's parts, for the shape that is timed."""
+def show_times(operators, device):
+    """On a GPU, prints the times of PyTorch's parts, for the shape that is timed."""
+    if device.type != "cuda":
+        return
     made = {"device": device, "dtype": torch.bfloat16}
     B, S, heads, D = 8, 1024, 12, 64
     C = heads * D
@@ -103,4 +105,3 @@ def show(operators, device):
     print_training(operators, device)
     if device.type == "cuda":
         print_memory(operators, device)
-        print_parts(operators, device)

@@ -25,7 +25,6 @@ TOPICS = ("3D", "graphics", "Gaussian splatting", "rendering", "radix sort", "pi
 SOURCE = "gaussian_splat.cu"
 EXTRA_SOURCES = ("project.cu", "proof.py", "scene.py", "splatting.py")
 INTRODUCES = ("Gaussian splatting", "splat", "alpha blending", "transmittance")
-SHOW_TIMES = False
 
 # (Gaussians, width, height)
 SCENES = [(257, 100, 70), (1, 16, 16), (8, 33, 300), (0, 20, 20), (513, 640, 480)]

@@ -21,7 +21,6 @@ TOPICS = ("clustering", "mixture", "EM", "Potts", "k-means++", "spatial", "Philo
 SOURCE = "spatial_clustering.cu"
 EXTRA_SOURCES = ("kmeans_plus_plus.cu", "mixture.py", "proof.py")
 INTRODUCES = ("Gaussian mixture", "expectation-maximisation", "Potts field", "k-means++")
-SHOW_TIMES = False
 
 # (points, features, clusters, neighbours): around a tile of 128 points, 4 clusters and 4 features
 SHAPES = [(129, 5, 3, 4), (300, 32, 16, 6), (128, 12, 7, 1), (1, 1, 1, 2), (259, 30, 10, 6)]

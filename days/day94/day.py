@@ -20,6 +20,5 @@ TOPICS = ("stencil", "heat equation", "temporal blocking", "N-body", "gravity", 
 SOURCE = "stencil_nbody.cu"
 EXTRA_SOURCES = ("nbody.cu", "stencil.py", "gravity.py", "proof.py")
 INTRODUCES = ("stencil", "temporal blocking", "N-body", "leapfrog")
-SHOW_TIMES = False
 
 PROBLEMS = (ONE_STEP, TWO_STEPS, GRAVITY)

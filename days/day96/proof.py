@@ -1,5 +1,7 @@
 """What the day's `show` proves: a sentence comes out, by one launch or by one per token."""
 
+from functools import partial
+
 import torch
 
 from common.day import Case, print_table, seconds
@@ -38,20 +40,20 @@ def reciting_model(shape, text, device):
     return arguments[:WEIGHTS], arguments[WEIGHTS], codes
 
 
+def recital(device):
+    """A text, a model that recites it, its empty cache, the first code and the number of others."""
+    shape, expected = (GPT2, TEXT) if device.type == "cuda" else (TINY, TEXT[:BEGINNING])
+    weights, empty, codes = reciting_model(shape, expected, device)
+    return expected, weights, empty, codes[:1], len(expected) - 1
+
+
 def show(operators, device):
     """Raises RuntimeError where a rung says another text, or where one launch for all tokens and
     one launch per token differ in any bit."""
-    shape, expected = (GPT2, TEXT) if device.type == "cuda" else (TINY, TEXT[:BEGINNING])
-    weights, empty, codes = reciting_model(shape, expected, device)
-    first, count = codes[:1], len(expected) - 1
-    rows = []
+    expected, weights, empty, first, count = recital(device)
     for name in RUNGS:
         decode, cache = getattr(operators, name), empty.clone()
-
-        def at_once(decode=decode, cache=cache):
-            return decode(*weights, cache, first, 0, count)
-
-        tokens, logits = at_once()
+        tokens, logits = decode(*weights, cache, first, 0, count)
         text = bytes([*first.tolist(), *tokens.tolist()]).decode(errors="replace")
         if text != expected:
             raise RuntimeError(f"{name} says {text!r}")
@@ -63,7 +65,14 @@ def show(operators, device):
         filled = (cache[:, :, :, :count] != step_cache[:, :, :, :count]).sum()
         if differs + int(filled):
             raise RuntimeError(f"{name}: one launch per token gives other bits")
-        each = seconds(at_once, 3 if device.type == "cuda" else 1) / count
-        rows.append([name, f"{1 / each:,.0f}", "the same bits"])
-    print(expected)
-    print_table(["rung", "tokens per second", "one launch per token"], rows)
+    print(f"{expected!r} by every rung, the same bits by one launch and by one per token")
+
+
+def show_times(operators, device):
+    _, weights, empty, first, count = recital(device)
+    rows = []
+    for name in RUNGS:
+        call = partial(getattr(operators, name), *weights, empty.clone(), first, 0, count)
+        each = seconds(call, 3 if device.type == "cuda" else 1) / count
+        rows.append([name, f"{1 / each:,.0f}"])
+    print_table(["rung", "tokens per second"], rows)

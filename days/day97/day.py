@@ -12,11 +12,11 @@ from functools import partial
 
 from common.day import Case, Problem, Rung, Target
 
-from .proof import show
+from .proof import show, show_times
 from .step import LEAN, by_pytorch, step_trace
 from .traces import MB, NAMES, by_threads, drawn, placed, replayed
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "A caching allocator"
 TEACHES = "Best fit, splitting, merging, events; fragmentation; where a training step has its peak"

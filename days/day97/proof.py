@@ -192,8 +192,10 @@ def print_reserved_by_pytorch(operators):
     print_table(["peak reserved in GiB", "v3", "PyTorch", "ratio"], rows)
 
 
-def print_waits(operators):
-    """Microseconds per block of a step with a kernel on each, and without any."""
+def show_times(operators, device):
+    """On a GPU, prints microseconds per block of a step with a kernel on each, and without any."""
+    if device.type != "cuda":
+        return
     trace = step_rows(PLAIN, 1)
     blocks = int((trace[:, 0] == 0).sum())
     rows = []
@@ -315,7 +317,6 @@ def show(operators, device):
     if device.type == "cuda":
         print_shortage(operators)
         print_reserved_by_pytorch(operators)
-        print_waits(operators)
         print_pluggable(path)
     else:
         print("CUDAPluggableAllocator is left out: it is for a GPU; its C functions were called")

@@ -17,9 +17,9 @@ from common.day import COMPILE, FLOATS, Case, Cost, Problem, Rung, grid
 
 from .model import MOST, WIDTH, export, layer
 from .package import register
-from .proof import show
+from .proof import show, show_times
 
-__all__ = ["PROBLEMS", "show"]
+__all__ = ["PROBLEMS", "show", "show_times"]
 
 TITLE = "Deployment"
 TEACHES = "torch.export, AOTInductor with an operator of ours, a C++ program that loads it, a wheel"

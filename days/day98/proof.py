@@ -217,14 +217,25 @@ def show(operators, device):
     exported = export(model, device)
     print_graph(exported)
     print_wrong_fakes(device)
+    package, program, library = built(lambda: exported, device)
+    with tempfile.TemporaryDirectory() as name:
+        print("serve refuses:")
+        print_mistakes(program, package, library, Path(name))
+
+
+def built(exported, device):
+    """The package of the module that exported() returns, the program that serves it, and the
+    library of operators; each is built once."""
     metadata = {"width": str(WIDTH), "most": str(MOST)}
     files = ["model.py", "package.py", "deploy.cu"]
-    package = package_of("layer", lambda: exported, device, metadata, files)
+    package = package_of("layer", exported, device, metadata, files)
+    return package, program_of("serve", device), operators_without_python(98, device)
+
+
+def show_times(operators, device):
+    model = layer(operators.gated_norm_v3_chunks, device)
+    package, program, library = built(lambda: export(model, device), device)
     print_python(package, model, device)
-    program, library = program_of("serve", device), operators_without_python(98, device)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        print_program(program, package, library, model, device, folder)
-        print("serve refuses:")
-        print_mistakes(program, package, library, folder)
-        print_wheel(package, library, model, device, folder)
+        print_program(program, package, library, model, device, Path(name))
+        print_wheel(package, library, model, device, Path(name))

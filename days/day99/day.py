@@ -18,6 +18,5 @@ TEACHES = "All days on one roofline; how to find what holds a kernel back, and t
 TOPICS = ("roofline", "portfolio", "embedding", "backward", "optimisation", "load balancing")
 SOURCE = "portfolio.cu"
 EXTRA_SOURCES = ("gradient.py", "proof.py", "roofline.py")
-SHOW_TIMES = False
 
 PROBLEMS = problems

@@ -19,6 +19,17 @@ assert len(MAIN) == 1, "the main line can be imported"
 
 def show(operators, device):
     print("shown by further")
+    return {"show.txt": ""}
+
+
+def show_times(operators, device):
+    print("times of further")
+    return {"times.txt": ""}
+"""
+MAIN_TIMES = """
+
+def show_times(operators, device):
+    print("times of the main line")
 """
 
 
@@ -48,4 +59,10 @@ def test_further_runs_after_the_main_line_where_it_is_requested(
     assert names == [("twice_v1", False), ("twice_v2", False), ("twice_v3", True)]
     assert [rung["rung"] for rung in main["rungs"]] == ["twice_v1", "twice_v2"]
     assert [rung["rung"] for rung in everything["rungs"]] == [name for name, _ in names]
-    assert "shown by further" in whole["output"] and not main["output"]
+    shown = ["further:", "shown by further", "times of further"]
+    assert whole["output"].splitlines() == shown and not main["output"]
+    assert set(whole["files"]) == {"further/show.txt", "further/times.txt"}
+    with (run_copy.days / "day01" / "day.py").open("a") as file:
+        file.write(MAIN_TIMES)
+    printed = ran(run_copy, report, "1", "--further")["output"].splitlines()
+    assert printed == ["times of the main line", *shown]

@@ -217,6 +217,23 @@ def test_what_is_timed_is_judged_on_inputs_that_it_has_not_been_given_before() -
     assert str(results["first"]).startswith("wrong after timing")
 
 
+def test_what_is_timed_is_judged_by_pytorchs_error_on_inputs_of_the_problem() -> None:
+    """Arguments may depend on each other: moved elements would show another error, or raise."""
+
+    def inputs(case: Case, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+        x = draw(*case.shape)
+        return x, x.argsort()
+
+    def reference(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        assert bool((x[order].diff() >= 0).all()), "the second argument does not sort the first"
+        return x * 2
+
+    case = problem(inputs=inputs, reference=reference, pytorch=lambda x, order: x * 2)
+    calls = {"first": lambda x, order: x * 2.0001}
+    result = bench.time_problem(case, calls, Backend("cpu"), None, quick=True)["first"]
+    assert isinstance(result, str) and "wrong after timing" in result
+
+
 def test_a_baseline_that_has_prepared_its_input_is_compared_on_that() -> None:
     prepared: list[torch.Tensor] = []
 

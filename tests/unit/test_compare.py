@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.base.declaration import Case, Tolerance
 from common.check.compare import Mismatch, compare, same_values
 from common.check.device import Backend
 from common.check.draw import NONFINITE_ROWS, VALUES, Draw
+from common.check.expected import Expected, in_range
 from common.check.guard import BAND, GuardedAllocations, GuardedMemory, is_poison, on_host
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -121,6 +124,27 @@ def test_float8_is_compared() -> None:
         own = truth.to(dtype)
         assert compare(own, truth, own, DEFAULT) is None
         rejected((truth * 4).to(dtype), truth, "wrong")
+
+
+class WithoutFloat8(TorchDispatchMode):
+    """Refuse arithmetic of 8-bit floats, most of which PyTorch has on the CPU, but not on CUDA."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("abs", "sub", "mul", "lt", "isnan", "isinf"):
+            for value in args:
+                narrow = isinstance(value, torch.Tensor) and "float8" in str(value.dtype)
+                assert not narrow, func
+        return func(*args, **(kwargs or {}))
+
+
+def test_float8_is_widened_before_it_is_computed_with() -> None:
+    truth = torch.randn(40, generator=torch.Generator().manual_seed(1)).double()
+    own = truth.to(torch.float8_e5m2)
+    with WithoutFloat8():
+        assert compare(own, truth, own, DEFAULT) is None
+        assert compare((truth * 4).to(own.dtype), truth, own, DEFAULT) is not None
+        assert in_range(Expected((own,), [(own.double(), own)], [], []))
+        assert same_values(own, own.clone()) and not same_values(own, (-truth).to(own.dtype))
 
 
 # ---------------------------------------------------------------- NaN and infinity

@@ -375,11 +375,10 @@ def test_what_a_day_shows_is_no_part_of_an_exercise() -> None:
     """It would take time, and be printed below the failure that is to be read."""
     from common.process.worker import _shows
 
-    lesson: Any = SimpleNamespace(show=lambda *_: None)
     alone, one_rung = RunOptions(alone=True), RunOptions(rungs=("v1",))
     for options, shows in ((alone, False), (one_rung, False), (RunOptions(), True)):
         run: Any = SimpleNamespace(options=options)
-        assert _shows(run, lesson) == shows, options
+        assert _shows(run) == shows, options
 
 
 def test_what_was_not_looked_at_to_the_end_is_not_solved() -> None:

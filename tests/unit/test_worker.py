@@ -15,7 +15,7 @@ from common.base.outcome import FAIL, PASS, RungOutcome, Status, Timing
 from common.check import beyond
 from common.check.call import Failure
 from common.process import worker
-from common.process.events import AskTurn, Checked, Direct, Finished, Made, TurnOver
+from common.process.events import AskTurn, Checked, Direct, Ended, Finished, Made, TurnOver
 from common.process.worker import without_advice
 
 
@@ -148,25 +148,37 @@ def test_a_day_that_fails_takes_no_turn(on_gpu: Any) -> None:
     assert in_short(on_gpu({"a": [outcome("a", FAIL, "wrong")]})) == ["FAIL a"]
 
 
-def test_a_show_that_measures_no_time_runs_beside_other_days(
+def test_show_runs_beside_other_days_and_show_times_alone(
     on_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker.Run, "goes_beyond", False)
-    for times in (True, False):
-        shows = [torch.cuda.OutOfMemoryError("CUDA out of memory"), None, None]
+    full = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    turn = ["warm", "memory released", "turn", "timed a", "PASS a"]
+    last = ["memory released", "turn over", "last turn"]
+    for alone, errors, expected in (
+        (False, [None], ["shown", *turn]),
+        (False, [full, None], [*turn, "shown"]),
+        (True, [None], [*turn, "shown"]),
+        (True, [full, None], [*turn, *last, "shown"]),
+    ):
 
-        def show(operators: Any, device: Any, shows: list[Any] = shows) -> dict[str, str]:
-            if (error := shows.pop(0)) is not None:
+        def show(operators: Any, device: Any, errors: list[Any] = errors) -> dict[str, str]:
+            if (error := errors.pop(0)) is not None:
                 raise error
             return {"shown.json": "[]"}
 
-        for found_full in (True, False):
-            lesson = Lesson((), show, times)
-            happened = in_short(on_gpu({"a": [outcome("a")]}, quick=False, lesson=lesson))
-            before = [] if times or found_full else ["shown"]
-            again = ["memory released", "turn over", "last turn"] if times and found_full else []
-            in_turn = [*again, "shown"] if times or found_full else []
-            assert happened == [
-                "checked a", *before, "warm", "memory released", "turn", "timed a", "PASS a",
-                *in_turn, "turn over",
-            ]  # fmt: skip
+        lesson = Lesson((), show_times=show) if alone else Lesson((), show)
+        happened = in_short(on_gpu({"a": [outcome("a")]}, quick=False, lesson=lesson))
+        assert happened == ["checked a", *expected, "turn over"]
+
+
+def test_a_day_whose_show_fails_is_not_shown_with_times(on_gpu: Any) -> None:
+    def fails(operators: Any, device: Any) -> None:
+        raise RuntimeError("wrong")
+
+    def called(operators: Any, device: Any) -> None:
+        raise AssertionError("called after a failure")
+
+    happened = on_gpu({"a": [outcome("a")]}, quick=False, lesson=Lesson((), fails, called))
+    reasons = [event.reason for event in happened if isinstance(event, Ended)]
+    assert len(reasons) == 1 and "wrong" in reasons[0]

@@ -48,7 +48,7 @@ PROBLEMS = (
 )
 
 
-def show(operators, device):
+def show_times(operators, device):
     """Print the one sweep beside torch.sort for keys that are not random."""
     n = (1 << 26) if device.type == "cuda" else (1 << 12)
     random = torch.randint(-(2**31), 2**31, (n,), device=device, dtype=torch.int32)

@@ -137,7 +137,7 @@ PROBLEMS = (
 )
 
 
-def show(operators, device):
+def show_times(operators, device):
     """On a GPU: every layer of ResNet-50, all rungs and gradients beside cuDNN."""
     from .networks import print_layers
 
