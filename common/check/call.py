@@ -287,13 +287,13 @@ def judge(
     samples: Callable[[], Sequence[Expected]] = tuple,
     strides: bool = True,
     looks: Sequence[Look] = (),
-    rare: float = 0.0,
+    drawn: bool = False,
 ) -> Failure | None:
     """Compare outputs with the expected results.
 
     samples: returns the expected results of further inputs, for PyTorch's error; called only if an
     output fails without them. strides: a returned tensor must have PyTorch's strides; an argument
-    keeps its strides. looks: further facts about each output, for the explanation. rare: see
+    keeps its strides. looks: further facts about each output, for the explanation. drawn: see
     `compare`.
     """
     pairs = expected.pairs(len(outputs))
@@ -303,7 +303,7 @@ def judge(
             f"the reference {len(expected.returned)}"
         )
 
-    rules = (problem.tolerance, problem.outputs_exact, tuple(names), strides)
+    rules = (problem.tolerance, problem.outputs_exact, tuple(names), strides, drawn)
     if expected.accepts(outputs, rules):
         return None
 
@@ -314,13 +314,13 @@ def judge(
         more = list(expected.rough[against : against + 1])
         look = looks[place] if looks else NO_LOOK
         how = problem.tolerance, problem.outputs_exact
-        found = compare(got, truth, own, *how, more, look, rare)
+        found = compare(got, truth, own, *how, more, look, drawn)
         further = samples() if found is not None and found.kind == "values" else ()
         for sample in further:
             others = sample.pairs(len(outputs)) or []
             more += [*others[against : against + 1], *sample.rough[against : against + 1]]
         if further:
-            found = compare(got, truth, own, *how, more, look, rare)
+            found = compare(got, truth, own, *how, more, look, drawn)
         return found
 
     for place, name in enumerate(names):

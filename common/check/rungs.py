@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 # PyTorch then asks the driver for every tensor, which is not allowed while a graph is captured.
 UNCACHED = bool(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"))
-RARE = 2**-20  # share of what is timed on random input, see `compare`
 SMALL_CARD_ELEMENTS = 1 << 18  # of a case's shape: larger ones take long on two multiprocessors
 # The same for kernels whose tiles need much shared memory: products, of shapes like (M, N, K).
 SMALL_CARD_PRODUCTS = 1 << 24
@@ -272,6 +271,7 @@ def _random_cases(
     for case in random_cases(cases, f"{problem.name} {session_seed()}"):
         try:
             run = run_of(case)
+            run.drawn = True
         except (ProblemError, *RAISED):
             continue  # a shape that the problem's inputs or its reference do not support
         if case.values == "huge" and not in_range(run.first):
@@ -322,7 +322,7 @@ def check_outputs(
     outputs, names = outputs_of(result, after, signature)
     truth = expected(signature.writes)
     more = partial(samples, signature.writes)
-    return judge(problem, truth, outputs, names, signature, more, rare=RARE)
+    return judge(problem, truth, outputs, names, signature, more, drawn=True)
 
 
 def _dtypes(cases: Sequence[Case]) -> str:

@@ -38,7 +38,7 @@ def reference(x, exclusive):
 
 def inclusive_scan(x, exclusive):
     """CUB's scan: torch.cumsum calls it for a vector on the GPU."""
-    return torch.cumsum(x, 0)
+    return torch.cumsum(x, 0, dtype=x.dtype)
 
 
 def exclusive_scan(x, exclusive):

@@ -3,7 +3,7 @@
 import sys
 import tempfile
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -86,18 +86,28 @@ def print_wrong_fakes(device):
 # ---------------------------------------------------------------- who runs it
 
 
+@cache
+def loaded(package):
+    """The package in this process, loaded once."""
+    return torch._inductor.aoti_load_package(str(package))
+
+
+def check_python(package, model, device):
+    """Raises RuntimeError where the package differs from the model that it was made of."""
+    for count in ROWS:
+        u = batch(count, device)
+        require_close(loaded(package)(u), model(u), f"the package in Python, {count} rows")
+    print(f"the package in Python: {', '.join(map(str, ROWS))} rows, equal within rounding")
+
+
 def print_python(package, model, device):
-    """The package in this process, beside the model that it was made of."""
-    loaded = torch._inductor.aoti_load_package(str(package))
     rows = []
     for count in ROWS:
         u = batch(count, device)
-        require_close(loaded(u), model(u), f"the package in Python, {count} rows")
-        calls = {"eager": partial(model, u), "package": partial(loaded, u)}
+        calls = {"eager": partial(model, u), "package": partial(loaded(package), u)}
         times = seconds_in_turn(calls, turn=0.01, rounds=5)
         rows.append([count, *(f"{times[name] * 1e6:.0f} µs" for name in ("eager", "package"))])
-    print("in Python, equal within rounding:")
-    print_table(["rows", "eager", "package"], rows)
+    print_table(["in Python, rows", "eager", "package"], rows)
 
 
 def print_program(program, package, library, model, device, folder):
@@ -213,28 +223,40 @@ def show(operators, device):
     use_compilers(device.type)
     register()
     print_checks(operators, device)
-    model = layer(operators.gated_norm_v3_chunks, device)
-    exported = export(model, device)
+    model, exported = exported_layer(operators, device)
     print_graph(exported)
     print_wrong_fakes(device)
-    package, program, library = built(lambda: exported, device)
+    check_python(package_made(operators, device), model, device)
     with tempfile.TemporaryDirectory() as name:
         print("serve refuses:")
-        print_mistakes(program, package, library, Path(name))
+        print_mistakes(*served(operators, device), Path(name))
 
 
-def built(exported, device):
-    """The package of the module that exported() returns, the program that serves it, and the
-    library of operators; each is built once."""
+@cache
+def exported_layer(operators, device):
+    model = layer(operators.gated_norm_v3_chunks, device)
+    return model, export(model, device)
+
+
+@cache
+def package_made(operators, device):
+    """The package of the exported layer, built once."""
     metadata = {"width": str(WIDTH), "most": str(MOST)}
     files = ["model.py", "package.py", "deploy.cu"]
-    package = package_of("layer", exported, device, metadata, files)
-    return package, program_of("serve", device), operators_without_python(98, device)
+    exported = exported_layer(operators, device)[1]
+    return package_of("layer", lambda: exported, device, metadata, files)
+
+
+@cache
+def served(operators, device):
+    """The program that serves the package, the package, the library of operators."""
+    program, library = program_of("serve", device), operators_without_python(98, device)
+    return program, package_made(operators, device), library
 
 
 def show_times(operators, device):
-    model = layer(operators.gated_norm_v3_chunks, device)
-    package, program, library = built(lambda: export(model, device), device)
+    model = exported_layer(operators, device)[0]
+    program, package, library = served(operators, device)
     print_python(package, model, device)
     with tempfile.TemporaryDirectory() as name:
         print_program(program, package, library, model, device, Path(name))

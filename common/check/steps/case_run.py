@@ -49,7 +49,7 @@ class CaseRun:
     cause of a failure. done: the first call, set if it was right, and kept: copies of its outputs.
     wrong: the first call, if its values were wrong in each order. wrong_values: True if they were
     wrong in any order. reading: how that call misread its input, in words. lacks: what the card
-    lacked in `right_or_refused`.
+    lacked in `right_or_refused`. drawn: the case is none of the problem's, see `compare`.
 
     Raise ProblemError if the problem has no valid inputs or no valid reference for the case.
     """
@@ -78,6 +78,7 @@ class CaseRun:
         self.wrong_values = False
         self.reading = ""
         self.lacks = ""
+        self.drawn = False
         self.signature = signature_of(call, problem.reference)
         self.first = self.expected(0)
         self.second = self.expected(1)
@@ -136,7 +137,14 @@ class CaseRun:
     ) -> Failure | None:
         """Return the failure of these outputs, or None."""
         return judge(
-            self.problem, expected, outputs, names, self.signature, self._samples, looks=looks
+            self.problem,
+            expected,
+            outputs,
+            names,
+            self.signature,
+            self._samples,
+            looks=looks,
+            drawn=self.drawn,
         )
 
     def judge_call(

@@ -85,7 +85,7 @@ def unit_backward_inputs(p):
 
 def clamped(s, eps):
     """Where the norm was below eps: s is 1 / eps, which times eps may round to less than 1."""
-    return s >= 1 / torch.tensor(eps, dtype=torch.float32, device=s.device)
+    return s >= float(1 / torch.tensor(eps, dtype=torch.float32))
 
 
 def unit_backward(p):
