@@ -165,6 +165,9 @@ def use_compilers(device: str) -> None:
     """
     platform = detect(device)
     with_compilers(platform, lambda _: None)
+    from torch._inductor import config
+
+    config.cpp.cxx = (None, platform.compiler)  # from CXX when it was imported, perhaps long ago
     if platform.device == "cuda" and platform.toolkit is not None:
         os.environ["CUDA_HOME"] = str(platform.toolkit.home)
 

@@ -407,8 +407,11 @@ def test_pytorchs_own_tools_use_the_courses_compiler(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(variable, "to be replaced")
     platform = toolchain.Platform("cpu", "found", "", Path(), "")
     monkeypatch.setattr(library, "detect", lambda device: platform)
+    from torch._inductor import config  # which has read CXX
+
+    monkeypatch.setattr(config.cpp, "cxx", (None, "read before"))
     library.use_compilers("cpu")
-    assert os.environ["CXX"] == os.environ["CC"] == "found"
+    assert os.environ["CXX"] == os.environ["CC"] == config.cpp.cxx[1] == "found"
 
 
 def test_the_calls_of_cub_compile() -> None:
