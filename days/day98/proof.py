@@ -229,7 +229,8 @@ def show(operators, device):
     check_python(package_made(operators, device), model, device)
     with tempfile.TemporaryDirectory() as name:
         print("serve refuses:")
-        print_mistakes(*served(operators, device), Path(name))
+        program, package, library = served(operators, device)
+        print_mistakes(program, package, library, Path(name))
 
 
 @cache
