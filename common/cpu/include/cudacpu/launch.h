@@ -201,8 +201,13 @@ struct Call {
       }
     }
   }
-  static void* copy(const void* self) { return new Call(*static_cast<const Call*>(self)); }
-  static void destroy(void* self) { delete static_cast<Call*>(self); }
+  // As bytes, as a GPU keeps the arguments of a launch: their constructors and destructors have
+  // run.
+  static void* copy(const void* self) {
+    void* bytes = operator new(sizeof(Call), std::align_val_t{alignof(Call)});
+    return __builtin_memcpy(bytes, self, sizeof(Call));
+  }
+  static void destroy(void* self) { operator delete(self, std::align_val_t{alignof(Call)}); }
   static void find_arguments(void* self, void** found) {
     static_cast<Call*>(self)->find(found, std::index_sequence_for<A...>{});
   }
