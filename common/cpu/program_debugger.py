@@ -140,7 +140,7 @@ def report(
         judge_unwritten(traced, text),
     ]
     if first.code and all(row.status != FAIL for row in rows):
-        # The program has seen an error itself, and nothing behind its exit was looked at.
+        # The program has found an error itself, and nothing after its exit was checked.
         said = [*first.output.splitlines(), *first.errors.splitlines()][-1:]
         reason = ": ".join([f"exit code {first.code} in every order", *said])
         rows[0] = _row("orders", FAIL, reason)
