@@ -11,7 +11,7 @@ import math
 import random
 import resource
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -45,6 +45,7 @@ from common.check.rungs import CheckResult
 if TYPE_CHECKING:
     from common.check.device import Backend
 
+REFUSALS = 3  # in a row, each of which leaves something allocated
 QUICK = 4  # a quick check tries one of so many bad inputs
 HUGE = 2**62  # larger than any size, and than the 32 bits to which it may be narrowed
 
@@ -560,6 +561,7 @@ class Attempt:
             return self._attempt(bad, number)
 
     def _attempt(self, bad: BadInput, number: int) -> tuple[Failure | None, bool]:
+        before = self.backend.held()
         try:
             done = self._called(bad.args, bad.key, bad.other_device)
         except Mistake as error:
@@ -572,7 +574,23 @@ class Attempt:
                 advice = f"check that {bad.argument} is on the device of the others (same_device)"
                 return Failure("it was accepted", [advice]), False
             return self._judge_accepted(bad, number, done), False
-        return self._judge_refused(bad.names, refusal, bad.by_dispatcher), True
+        wrong = self._judge_refused(bad.names, refusal, bad.by_dispatcher)
+        return wrong or self._leak(bad, before), True
+
+    def _leak(self, bad: BadInput, before: int) -> Failure | None:
+        """Return a failure if each of several refused calls leaves something: one may fill a cache.
+
+        before: what was held before the first of them.
+        """
+        for _ in range(REFUSALS):
+            held = self.backend.held()
+            if held <= before:
+                return None
+            before = held
+            with suppress(Exception):
+                self._called(bad.args, bad.key, bad.other_device)
+        advice = "check the arguments first, or free in a destructor: a refusal is an exception"
+        return Failure("a leak: each such call leaves memory allocated, or a stream open", [advice])
 
     def refusal(self) -> Failure | None:
         """Return the failure if the arguments are not refused, as the problem declares, or None."""

@@ -64,10 +64,10 @@ class Watched:
     """Observations of one call on the CPU backend.
 
     work: number of kernels, copies and fills. allocations: increase in live allocations by
-    cudaMalloc and similar calls. handles: increase in live streams and events. device_left: the
-    device that it left current instead of the one before, or -1. touched: the argument that host
-    code read or wrote, and the place, or "". launches: of kernels, unless there were many.
-    early_return: a barrier that threads missed because they had returned, or "".
+    cudaMalloc and similar calls. handles: increase in live streams, events, graphs and memory
+    pools. device_left: the device that it left current instead of the one before, or -1. touched:
+    the argument that host code read or wrote, and the place, or "". launches: of kernels, unless
+    there were many. early_return: a barrier that threads missed because they had returned, or "".
     undefined_shuffle: a shuffle that read a lane which did not take part, or "".
     """
 
@@ -283,6 +283,11 @@ class Backend:
             return []
         assert self._runtime
         return launch_record.take(self._runtime)
+
+    def held(self) -> int:
+        """Return the number of allocations, streams and the like that are alive on the CPU
+        backend; 0 on a GPU."""
+        return self._runtime.allocations() + self._runtime.handles() if self._runtime else 0
 
     def release_memory(self) -> None:
         """Free the device memory that PyTorch caches, for other processes."""

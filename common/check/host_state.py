@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,19 +13,16 @@ from functools import cache
 import torch
 
 _LIBM = ctypes.CDLL("libm.so.6")
-# What fegetround returns, by processor (fenv.h).
-_ROUNDINGS = {
-    "x86_64": {0x400: "downward", 0x800: "upward", 0xC00: "toward zero"},
-    "aarch64": {0x400000: "upward", 0x800000: "downward", 0xC00000: "toward zero"},
-}
 
 
 @dataclass(frozen=True)
 class HostState:
-    """rounding: the mode of floating-point arithmetic. flushed: denormals count as zero. directory:
-    the working directory. device: the current one of CUDA, 0 without a GPU."""
+    """rounding: the mode of floating-point arithmetic. mode: its number for fesetround. flushed:
+    denormals count as zero. directory: the working directory. device: the current one of CUDA, 0
+    without a GPU."""
 
-    rounding: int
+    rounding: str
+    mode: int
     flushed: bool
     directory: str
     device: int
@@ -36,6 +32,7 @@ class HostState:
         smallest = sys.float_info.min
         on_gpu = torch.cuda.is_initialized()
         return cls(
+            rounding_mode(),
             _LIBM.fegetround(),
             smallest / 2 == 0,
             os.getcwd(),
@@ -43,7 +40,7 @@ class HostState:
         )
 
     def restore(self) -> None:
-        _LIBM.fesetround(self.rounding)
+        _LIBM.fesetround(self.mode)
         torch.set_flush_denormal(self.flushed)
         os.chdir(self.directory)
         if torch.cuda.is_initialized():
@@ -60,19 +57,22 @@ class HostState:
 
     def _words(self) -> dict[str, str]:
         return {
-            "rounding mode": rounding_mode(self.rounding, platform.machine()),
+            "rounding mode": self.rounding,
             "denormals": "flushed to zero" if self.flushed else "kept",
             "working directory": self.directory,
             "current device": str(self.device),
         }
 
 
-def rounding_mode(value: int, machine: str) -> str:
-    """Return the name of the mode that `fegetround` returns as this value on a processor:
-    "upward"."""
-    if value == 0:  # of every processor with these modes
-        return "to nearest"
-    return _ROUNDINGS.get(machine, {}).get(value, f"{value:#x}")
+def rounding_mode() -> str:
+    """Return the mode in which this thread rounds, as its arithmetic shows: on x86-64, `fegetround`
+    reads the mode of the x87, which no tensor's arithmetic uses."""
+    one, eps = 1.0, sys.float_info.epsilon
+    if one + eps / 4 > one:
+        return "upward"
+    if -one - eps / 4 < -one:
+        return "downward"
+    return "toward zero" if one + 0.75 * eps == one else "to nearest"
 
 
 @contextmanager
@@ -118,6 +118,11 @@ def _mallinfo() -> Callable[[], _Allocated] | None:
     if function is not None:
         function.restype = _Allocated
     return function
+
+
+def threads() -> int:
+    """Return the number of threads of this process."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def descriptors() -> int:

@@ -362,7 +362,8 @@ class Runtime:
         return int(self._library.cudacpu_allocations())
 
     def handles(self) -> int:
-        """Return the number of streams and events that were not destroyed."""
+        """Return the number of streams, events, graphs and memory pools that were not
+        destroyed."""
         return int(self._library.cudacpu_handles())
 
     def device_left(self) -> int:

@@ -130,7 +130,7 @@ def report(
         traced = run(built, arguments, "with every access traced", seconds, variables)
         text = trace.read_text(encoding="utf-8") if trace.is_file() else ""
     of_host = judge_trace("addresses", traced, text, ("host",))
-    return [
+    rows = [
         *compared,
         judge_waits([first, *others]),
         of_host if of_host.status == FAIL and addresses.status != FAIL else addresses,
@@ -139,6 +139,12 @@ def report(
         judge_trace("races", traced, text, findings.RACES),
         judge_unwritten(traced, text),
     ]
+    if first.code and all(row.status != FAIL for row in rows):
+        # The program has found an error itself, and nothing after its exit was checked.
+        said = [*first.output.splitlines(), *first.errors.splitlines()][-1:]
+        reason = ": ".join([f"exit code {first.code} in every order", *said])
+        rows[0] = _row("orders", FAIL, reason)
+    return rows
 
 
 def run(

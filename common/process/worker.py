@@ -199,8 +199,11 @@ def _show(run: Run, show: Show, operators: Any) -> bool:
     fill the memory."""
     run.stage("", "showing what it does")
     try:
-        files = show(operators, run.backend.device)
+        files = show(operators, run.backend.device) or {}
         run.backend.synchronize()
+        texts = (*files, *files.values()) if isinstance(files, dict) else (None,)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"it returns texts by the names of their files, got {files!r:.60}")
     except Exception as error:
         message = message_of(error)
         if lacks := lacking(message):

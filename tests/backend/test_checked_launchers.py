@@ -33,13 +33,14 @@ ADD = Problem(
 RIGHT = (
     *("right", "keeps_a_workspace", "shared_right", "dynamic_right", "aligned", "persistent"),
     *("persistent_tiles", "strides_along_y", "long_row_right", "pair_right"),
-    *("forks_and_joins", "through_a_clone", "restores_state", "in_place"),
+    *("forks_and_joins", "workspace_per_stream", "through_a_clone", "restores_state", "in_place"),
 )
 # Patterns that the failure's text must match.
 WRONG = {
     "without_guard": r"on the wrong device: a kernel .* device guard.*\n.*launchers\.cu:\d+",
     "queries_without_guard": r"on the wrong device: the number of .* a device guard",
     "on_default_stream": r"on the wrong stream: a kernel .* current_stream\(x\)",
+    "keeps_the_stream": r"current one in an earlier call: .*\n.*launchers\.cu:\d+",
     "fills_on_default_stream": "on the wrong stream: a copy, a fill or the like",
     "never_forks": r"with late streams \(forward order\), the output: .*\n.*a stream lack an event",
     "never_joins": r"late streams .*current stream does not wait for kernel add_one, launched at",
@@ -52,9 +53,14 @@ WRONG = {
     "keeps_results": "a leak: tensors of earlier calls are still held",
     "never_frees": r"a leak: each call leaves memory allocated",
     "keeps_host_memory": r"a leak: each call leaves host memory allocated\n.*1\d{6} more bytes",
-    "keeps_events": "a leak: each call leaves streams or events\n.*1 more streams and events",
+    "keeps_events": "a leak: each call leaves streams, events.*\n.*1 more of them",
+    "keeps_graphs": "a leak: each call leaves streams, events, graphs or memory pools",
+    "keeps_pools": "a leak: each call leaves streams, events, graphs or memory pools",
+    "keeps_threads": "a leak: each call leaves threads running",
+    "keeps_if_refused": "bad input, x .*a leak: each such call leaves memory allocated",
     "keeps_files": "a leak: each call leaves files open\n.*1 more file descriptors",
     "rounds_upward": "state of the process\n.*rounding mode: to nearest before .*, upward after it",
+    "rounds_vectors_upward": r"rounding mode: to nearest before the call, upward after it",
     "flushes_denormals": "state of the process\n.*denormals: kept before .*, flushed to zero after",
     "changes_directory": "state of the process\n.*working directory: /.+ before .*, / after it",
     "sets_device": "state of the process\n.*current device: 0 was set, and not the one before",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfenv>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include <fcntl.h>
@@ -68,6 +69,23 @@ Tensor on_default_stream(const Tensor& x) {
   const DeviceGuard guard(x);
   launch(x, y, nullptr);
   return y;
+}
+
+Tensor keeps_the_stream(const Tensor& x) {
+  Tensor y = checked(x);
+  const DeviceGuard guard(x);
+  static const cudaStream_t stream = current_stream(x);
+  launch(x, y, stream);
+  return y;
+}
+
+// One workspace per stream is no leak.
+Tensor workspace_per_stream(const Tensor& x) {
+  static std::map<cudaStream_t, void*> memory;
+  const DeviceGuard guard(x);
+  void*& mine = memory[current_stream(x)];
+  if (!mine) check_cuda(cudaMalloc(&mine, 64), "cudaMalloc");
+  return right(x);
 }
 
 Tensor fills_on_default_stream(const Tensor& x) {
@@ -259,6 +277,38 @@ Tensor keeps_events(const Tensor& x) {
   return right(x);
 }
 
+Tensor keeps_graphs(const Tensor& x) {
+  const DeviceGuard guard(x);
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaGraphCreate(&graph, 0), "cudaGraphCreate");
+  return right(x);
+}
+
+Tensor keeps_pools(const Tensor& x) {
+  const DeviceGuard guard(x);
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = {cudaMemLocationTypeDevice, 0};
+  cudaMemPool_t pool = nullptr;
+  check_cuda(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
+  return right(x);
+}
+
+Tensor keeps_threads(const Tensor& x) {
+  std::thread([] { pause(); }).detach();
+  return right(x);
+}
+
+// It allocates before it checks, and a refusal is an exception.
+Tensor keeps_if_refused(const Tensor& x) {
+  const DeviceGuard guard(x);
+  void* memory = nullptr;
+  check_cuda(cudaMalloc(&memory, 64), "cudaMalloc");
+  Tensor y = right(x);
+  check_cuda(cudaFree(memory), "cudaFree");
+  return y;
+}
+
 Tensor keeps_files(const Tensor& x) {
   STD_TORCH_CHECK(open("/dev/null", O_RDONLY) >= 0, "x: no file can be opened");
   return right(x);
@@ -269,6 +319,13 @@ Tensor keeps_files(const Tensor& x) {
 Tensor rounds_upward(const Tensor& x) {
   std::fesetround(FE_UPWARD);
   return right(x);
+}
+
+// Only of the vector unit, which std::fegetround does not look at.
+Tensor rounds_vectors_upward(const Tensor& x) {
+  Tensor y = right(x);
+  _MM_SET_ROUNDING_MODE(_MM_ROUND_UP);
+  return y;
 }
 
 Tensor flushes_denormals(const Tensor& x) {
@@ -538,6 +595,8 @@ LAUNCHER(right);
 LAUNCHER(without_guard);
 LAUNCHER(queries_without_guard);
 LAUNCHER(on_default_stream);
+LAUNCHER(keeps_the_stream);
+LAUNCHER(workspace_per_stream);
 LAUNCHER(fills_on_default_stream);
 LAUNCHER(forks_and_joins);
 LAUNCHER(never_forks);
@@ -553,8 +612,13 @@ LAUNCHER(keeps_results);
 LAUNCHER(never_frees);
 LAUNCHER(keeps_host_memory);
 LAUNCHER(keeps_events);
+LAUNCHER(keeps_graphs);
+LAUNCHER(keeps_pools);
+LAUNCHER(keeps_threads);
+LAUNCHER(keeps_if_refused);
 LAUNCHER(keeps_files);
 LAUNCHER(rounds_upward);
+LAUNCHER(rounds_vectors_upward);
 LAUNCHER(flushes_denormals);
 LAUNCHER(changes_directory);
 LAUNCHER(sets_device);

@@ -604,6 +604,22 @@ def test_a_gradient_may_have_other_strides_than_pytorchs() -> None:
     assert check(lambda x: Transposed.apply(x), problem).failure is None
 
 
+def test_a_gradient_is_written_inside_its_memory() -> None:
+    class Beyond(_Square):
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            right = _Square.backward(ctx, grad)
+            given = torch.empty_like(right).copy_(right)
+            given.as_strided((1,), (1,), given.storage_offset() + given.numel()).zero_()
+            return given
+
+    problem = softmax_problem(
+        reference=lambda x: x.square(), gradients=True, cases=grid([(5, 7)], ["float32"])
+    )
+    words = ("in the backward pass, memory", "1 element past its end")
+    rejected(lambda x: Beyond.apply(x), *words, problem=problem)
+
+
 # ---------------------------------------------------------------- references
 
 

@@ -51,3 +51,10 @@ if [ {condition} ]; then echo 1; else echo 2; fi"""
     assert status == FAIL and details == "forward: 2\nnow:     1"
     other = {"orders": "streams", "streams": "orders"}[row]
     assert rows[other] == (PASS, "")
+
+
+def test_a_program_that_ends_with_an_error_of_its_own_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = _rows("echo CUDA error invalid argument; exit 3", tmp_path, monkeypatch)
+    assert [name for name, (status, _) in rows.items() if status == FAIL] == ["orders"]

@@ -172,6 +172,15 @@ def test_show_runs_beside_other_days_and_show_times_alone(
         assert happened == ["checked a", *expected, "turn over"]
 
 
+@pytest.mark.parametrize("made", [["a.json"], {"a.json": b"[]"}, {1: "[]"}])
+def test_what_a_show_returns_are_texts(on_gpu: Any, made: Any) -> None:
+    """Anything else would end the runner, and all days with it."""
+    happened = on_gpu({"a": [outcome("a")]}, quick=False, lesson=Lesson((), lambda *_: made))
+    reasons = [event.reason for event in happened if isinstance(event, Ended)]
+    assert len(reasons) == 1 and "texts by the names" in reasons[0]
+    assert not any(isinstance(event, Made) for event in happened)
+
+
 def test_a_day_whose_show_fails_is_not_shown_with_times(on_gpu: Any) -> None:
     def fails(operators: Any, device: Any) -> None:
         raise RuntimeError("wrong")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from common.base.declaration import Problem
+from common.base.outcome import WRITTEN_OUTSIDE
 from common.check.call import Failure, first_difference, judge, raised
 from common.check.expected import Gradients, Signature, backward, expected_gradients
+from common.check.guard import GuardedAllocations, GuardedMemory
 from common.check.steps.case_run import CaseRun
 
 if TYPE_CHECKING:
@@ -61,13 +64,20 @@ def gradients_of(
     expected: Gradients,
     backend: Backend,
 ) -> tuple[Failure | None, list[Tensor]]:
-    """Return the failure of the rung's gradients, or None, and the gradients."""
+    """Return the failure of the rung's gradients, or None, and the gradients.
+
+    On the CPU, what both passes allocate is poisoned and between guard bands, as in `call_guarded`.
+    """
+    memory = GuardedMemory(backend.device, name=backend.namer())
+    guarded = GuardedAllocations(memory, backend) if backend.name == "cpu" else nullcontext()
     try:
-        with backend.watching():
+        with backend.watching(), guarded:
             found = backward(call, args, expected.places, expected.upstream)
         backend.synchronize()
     except Exception as error:
         return raised(error, "in the backward pass "), []
+    if outside := memory.violations():
+        return Failure(f"in the backward pass, {WRITTEN_OUTSIDE}", outside), []
     # Any strides are accepted: PyTorch's gradient may be a view of something else.
     failure = judge(problem, expected.expected, found, expected.names, signature, strides=False)
     return failure, found

@@ -1,5 +1,5 @@
-"""Look for memory, of the device and of the host, streams, events and files that calls do not free
-or close."""
+"""Look for memory, of the device and of the host, streams, graphs, files and threads that calls do
+not free, close or end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 from itertools import pairwise
 
 from common.check.call import Failure
-from common.check.host_state import descriptors, host_memory
+from common.check.host_state import descriptors, host_memory, threads
 from common.check.steps.case_run import CaseRun
 
 _CALLS = 4  # in a row that must leave more memory each: one may fill a cache
@@ -19,14 +19,15 @@ def leaks(run: CaseRun) -> Failure | None:
     as a leak."""
     memories, grown = [], []
     for _ in range(3):
-        before = descriptors()
+        files, running = descriptors(), threads()
         done, failure = run.attempt(run.first, compare_values=False)
         if failure is not None:
             return failure
         assert done is not None
         memories.append(done.memory)
         watched = done.watched
-        grown.append((watched.allocations, watched.handles, descriptors() - before))
+        more = descriptors() - files, threads() - running
+        grown.append((watched.allocations, watched.handles, *more))
         del done
     held = [memory.still_held() for memory in memories]
     if sum(map(bool, held)) > 1:
@@ -36,8 +37,9 @@ def leaks(run: CaseRun) -> Failure | None:
         )
     what = (
         ("memory allocated", "allocations of cudaMalloc or its like"),
-        ("streams or events", "streams and events"),
+        ("streams, events, graphs or memory pools", "of them"),
         ("files open", "file descriptors"),
+        ("threads running", "threads"),
     )
     for (left, counted), numbers in zip(what, zip(*grown, strict=True), strict=True):
         if min(numbers[1:]) > 0:

@@ -159,17 +159,31 @@ struct CUgraphNode_st {
   size_t index = 0;                    // in the graph
 };
 
+namespace cudacpu {
+
+// A member of what a program creates and has to destroy; counts those that are alive.
+struct LiveHandle {
+  static inline std::atomic<size_t> count{0};
+  LiveHandle() { ++count; }
+  LiveHandle(const LiveHandle&) : LiveHandle() {}
+  ~LiveHandle() { --count; }
+};
+
+}  // namespace cudacpu
+
 struct CUgraph_st {
   std::vector<std::unique_ptr<CUgraphNode_st>> nodes;  // as they were added
   // The order in which they ran last; it is kept until the schedule or an edge changes.
   std::vector<CUgraphNode_st*> order = {};
   cudacpu::Schedule order_for = {};
+  cudacpu::LiveHandle counted = {};
 };
 
 struct CUgraphExec_st {
   std::unique_ptr<CUgraph_st> graph;  // a clone of what was instantiated
   bool releases_first = false;        // what its last launch has allocated and not freed
   cudacpu::DeferredWork last_launch = {};
+  cudacpu::LiveHandle counted = {};
 };
 
 namespace cudacpu {
@@ -239,6 +253,7 @@ struct CUstream_st {
   std::vector<cudaGraphNode_t> tail = {};  // while it is captured: what the next node depends on
   std::vector<cudaGraphEdgeData> tail_data = {};  // of it, as cudaStreamGetCaptureInfo gave it last
   std::shared_ptr<cudacpu::DeferredQueue> queue = {};
+  cudacpu::LiveHandle counted = {};
 };
 
 struct CUevent_st {
@@ -247,6 +262,7 @@ struct CUevent_st {
   std::shared_ptr<cudacpu::Capture> capture = {};  // in which it was recorded last
   std::vector<cudaGraphNode_t> nodes = {};         // of it, that it waits for
   cudacpu::DeferredWork deferred = {};             // the record, where streams are late
+  cudacpu::LiveHandle counted = {};
 };
 
 namespace cudacpu {

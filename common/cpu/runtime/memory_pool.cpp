@@ -2,7 +2,7 @@
 //
 // The memory itself is the C library's. What a pool keeps of it is a figure, which goes down as on
 // a GPU at its next synchronisation: to what is used, or to the release threshold.
-#include "runtime.h"
+#include "graph.h"
 
 #include <unordered_map>
 
@@ -14,6 +14,7 @@ struct CUmemPoolHandle_st {
   uint64_t reserved = 0, most_reserved = 0;
   int reuse[3] = {1, 1, 1};   // how freed memory is found again, which has no meaning here
   bool is_destroyed = false;  // it ends with its last allocation
+  cudacpu::LiveHandle counted = {};
 };
 
 namespace cudacpu {

@@ -17,8 +17,9 @@ constexpr int kTensorsDevice = 0;
 constexpr int kOtherDevice = 1;
 
 std::atomic<bool> checks_launcher{false};
-// PyTorch's current stream: null is the default one.
+// PyTorch's current stream: null is the default one. It is another one in each call.
 std::atomic<CUstream_st*> played_stream{nullptr};
+CUstream_st played_streams[2] = {{cudaStreamNonBlocking, 0}, {cudaStreamNonBlocking, 0}};
 std::atomic<uint64_t> work_done{0};
 // The first launches since the check began, a line each: grid and block.
 constexpr uint64_t kLaunchesKept = 16;
@@ -104,6 +105,12 @@ void check_caller(cudaStream_t stream, const char* what, Site site) {
                "PyTorch's current stream is another one, with which it is not "
                "ordered: pass current_stream(x)%s",
                what, where.c_str()));
+  const bool earlier = stream == &played_streams[0] || stream == &played_streams[1];
+  if (earlier && stream != current_stream())
+    throw KernelError(
+        format("CUDA on CPU: on the wrong stream: %s on the stream that was PyTorch's current one "
+               "in an earlier call: ask current_stream(x) in each call%s",
+               what, where.c_str()));
 }
 
 void count_work() {
@@ -171,8 +178,9 @@ cudaStream_t current_stream() {
   return played_stream.load(std::memory_order_relaxed);
 }
 void play_current_stream(bool on) {
-  static CUstream_st stream{cudaStreamNonBlocking, 0};
-  played_stream.store(on ? &stream : nullptr);
+  static unsigned calls = 0;
+  if (on == (played_stream.load() != nullptr)) return;
+  played_stream.store(on ? &played_streams[calls++ % 2] : nullptr);
 }
 
 DeviceGuard::DeviceGuard() : before_(chosen_device) {

@@ -7,12 +7,9 @@ using namespace cudacpu;
 
 namespace {
 
-std::atomic<size_t> handles{0};  // streams and events that were not destroyed
-
 cudaError_t create(cudaStream_t* stream, unsigned flags, int priority) {
   if (!stream || flags > cudaStreamNonBlocking) return set_error(cudaErrorInvalidValue);
   *stream = new CUstream_st{flags, std::clamp(priority, -5, 0)};
-  ++handles;
   return cudaSuccess;
 }
 
@@ -40,9 +37,9 @@ cudaError_t perform(const HostCall& call) {
 
 extern "C" {
 
-// Return the number of streams and events that are not destroyed yet.
+// Return the number of streams, events, graphs and memory pools that are not destroyed yet.
 size_t cudacpu_handles() {
-  return handles.load();
+  return LiveHandle::count.load();
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
@@ -58,7 +55,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (is_default(stream)) return set_error(cudaErrorInvalidResourceHandle);
   if (!nobody_captures()) leave_capture(stream);
   delete stream;
-  --handles;
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -127,7 +123,6 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if (!event) return set_error(cudaErrorInvalidValue);
   *event = new CUevent_st{flags, -1.0};
-  ++handles;
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
@@ -136,7 +131,6 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   if (!event) return set_error(cudaErrorInvalidResourceHandle);
   delete event;
-  --handles;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
