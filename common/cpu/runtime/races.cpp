@@ -225,7 +225,9 @@ bool check_cell(Cell& cell, uint8_t mask, const Access& access) {
     // Reads of what the threads of a warpgroup have started end together, or in order.
     bool same_group = same_block && past.rank / kGroupSize == running.rank / kGroupSize;
     bool prolongs = reads && alike && past.pending && access.is_pending && same_group;
-    if ((past.mask & ~mask) == 0 && ((alike && known) || stronger || prolongs)) {
+    // An atomic sees what those before it have made of the word, and so does all that follows it.
+    bool sees = alike && access.kind == Kind::kAtomic;
+    if ((past.mask & ~mask) == 0 && ((alike && known) || sees || stronger || prolongs)) {
       past.mask = 0;
       if (place < 0) place = static_cast<int>(i);
     } else if (alike && !past.pending && (same_warp || !reads)) {
