@@ -9,11 +9,11 @@ does in a running program. The copy that defines the ceiling pays for it too.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from time import perf_counter, sleep  # before a day can replace them
 from typing import Any
 
 import numpy as np
@@ -364,9 +364,9 @@ def cpu_copy_rate(moved: int) -> float | None:
     on_one = partial(np.copyto, target.numpy(), source.numpy())
     seconds = []
     for copy in (on_all_cores, on_one) * 5:
-        start = time.perf_counter()
+        start = perf_counter()
         copy()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(perf_counter() - start)
     return moved / min(seconds) / 1e9
 
 
@@ -379,7 +379,7 @@ def check_cpu_rate(timing: Timing, fastest: float, moved: int) -> float:
     for _ in range(CPU_AGAIN):
         if timing.gbs is None or timing.gbs <= CPU_MARGIN * fastest:
             return fastest
-        time.sleep(0.02)
+        sleep(0.02)
         fastest = max(fastest, cpu_copy_rate(moved) or fastest)
     raise MeasuringFault(
         f"{timing.gbs:.0f} GB/s, where a copy of as many bytes reaches {fastest:.0f}: the data was "
@@ -561,10 +561,10 @@ def _capture(calls: Iterable[Callable[[], None]]) -> torch.cuda.CUDAGraph:
 
 def _host_seconds(backend: Backend, run: Callable[[], None]) -> float:
     backend.synchronize()
-    start = time.perf_counter()
+    start = perf_counter()
     run()
     backend.synchronize()
-    return time.perf_counter() - start
+    return perf_counter() - start
 
 
 def _between_events(run: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -604,11 +604,11 @@ class _Clock:
         """
         if self.backend.name == "cuda":
             wake_gpu(min(WAKE, seconds))
-        deadline = time.perf_counter() + seconds * len(contenders)
+        deadline = perf_counter() + seconds * len(contenders)
         for done in range(MAX_ROUNDS):
             if done >= MIN_ROUNDS and all(_precise(c.samples) for c in contenders):
                 break
-            if done >= 3 and time.perf_counter() > deadline:
+            if done >= 3 and perf_counter() > deadline:
                 break
             pending = []
             for contender in contenders:

@@ -2,6 +2,11 @@
 
 The child leads a new session, so that Ctrl-C on the terminal reaches only the parent, which then
 decides. Processes that the child starts end with it.
+
+The child runs code of other people, which may write to any descriptor. So each event carries a
+secret of its process, and the events come through a socket, which cannot be opened again in /proc
+to take events away. A line without the secret fails the day. Nothing protects from code that reads
+the secret from the memory of its process.
 """
 
 from __future__ import annotations
@@ -10,17 +15,20 @@ import ctypes
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import IO
 
+from common.base.outcome import FAIL
 from common.process.descendants import KILL_WAIT, adopt, die_with, end_members, members, send
-from common.process.events import Channel, Event, from_line, to_line
+from common.process.events import Channel, Ended, Event, from_line, to_line
 
+FORGED = "the day's process wrote to the runner what is not one of its events"
 KEPT_OUTPUT = 64 * 1024  # bytes from the start of a child's output, and as many from its end
 
 _children: set[Child] = set()  # children of this process that have not ended
@@ -29,13 +37,14 @@ _children: set[Child] = set()  # children of this process that have not ended
 class Pipe:
     """The child's end of a `Channel` to the parent."""
 
-    def __init__(self, events: int, control: int):
+    def __init__(self, events: int, control: int, secret: bytes):
         self._events = events
         self._control = control
+        self._secret = secret
 
     def emit(self, event: Event) -> None:
         """Send one event."""
-        data = to_line(event)
+        data = self._secret + to_line(event)
         while data:
             data = data[os.write(self._events, data) :]
 
@@ -48,11 +57,12 @@ class Pipe:
 class Child:
     """The parent's end of a forked process."""
 
-    def __init__(self, pid: int, events: int, control: int, output: int):
+    def __init__(self, pid: int, events: int, control: int, output: int, secret: bytes):
         self.pid = pid
         self.started = time.monotonic()
         self.exit_code: int | None = None  # as in subprocess: -11 for SIGSEGV
         self._events, self._control, self._output = events, control, output
+        self._secret = secret
         self._partial = b""
         self._head = b""
         self._tail = b""
@@ -71,18 +81,23 @@ class Child:
             return  # it died meanwhile; `finished` reports it
 
     def read(self) -> list[Event]:
-        """Return the events that have arrived, without blocking. Other text goes to the output."""
+        """Return the events that have arrived, without blocking. Other text goes to the output, and
+        adds an event that fails the day."""
         self._collect_output()
         data, self._events = _drain(self._events)
         lines = (self._partial + data).split(b"\n")
         self._partial = lines.pop()
-        events = []
+        events: list[Event] = []
         for line in lines:
-            event = from_line(line)
-            if event is None:
-                self._keep(line + b"\n")
-            else:
+            other, sealed, data = line.partition(self._secret)
+            event = from_line(data) if sealed else None
+            if event is not None:
                 events.append(event)
+            else:
+                other += data
+            if other or event is None:
+                self._keep(other + b"\n")
+                events.append(Ended(FAIL, FORGED))
         return events
 
     def _collect_output(self) -> None:
@@ -198,16 +213,20 @@ def fork(work: Callable[[Channel], None], environment: dict[str, str] | None = N
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    events, control, output = os.pipe(), os.pipe(), os.pipe()
+    control, output = os.pipe(), os.pipe()
+    events = [end.detach() for end in socket.socketpair()]
+    secret = os.urandom(16).hex().encode()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _in_child(work, environment or {}, events[1], control[0], output[1], parent)
+        theirs = events[0], control[1], output[0]
+        pipe = Pipe(events[1], control[0], secret)
+        _in_child(work, environment or {}, pipe, control[0], output[1], theirs, parent)
     for fd in (events[1], control[0], output[1]):
         os.close(fd)
     for fd in (events[0], output[0]):
         os.set_blocking(fd, False)
-    child = Child(pid, events[0], control[1], output[0])
+    child = Child(pid, events[0], control[1], output[0], secret)
     _children.add(child)
     child.go()
     return child
@@ -216,9 +235,10 @@ def fork(work: Callable[[Channel], None], environment: dict[str, str] | None = N
 def _in_child(
     work: Callable[[Channel], None],
     environment: dict[str, str],
-    events: int,
+    pipe: Pipe,
     control: int,
     output: int,
+    theirs: Iterable[int],
     parent: int,
 ) -> None:
     code = 1
@@ -240,9 +260,14 @@ def _in_child(
         # PyTorch creates the context itself, but warns if a backward pass begins with cuBLAS.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no")
         os.environ.update(environment)
+        # With the parent's ends, the work could take events away, those of other children too.
+        for child in _children:
+            child.close()
+        for fd in theirs:
+            os.close(fd)
         _children.clear()
         if os.read(control, 1):
-            work(Pipe(events, control))
+            work(pipe)
         code = 0
     except BaseException:
         traceback.print_exc()

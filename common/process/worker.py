@@ -33,6 +33,7 @@ from common.check import bad_input, beyond, device, guard, rungs
 from common.check.autograd import differentiable
 from common.check.expected import expectations, message_of, passed_on, places_of
 from common.check.lacks import lacking
+from common.check.replaced import record
 from common.cpu import models
 from common.process.child import flush
 from common.process.events import (
@@ -86,7 +87,8 @@ class BuiltOtherwise(Exception):
 class Run:
     """Shared state of the steps of a day's run. rungs: names of the day's rungs. broken: why the
     device no longer works. last: no other day holds memory of the device. show_failed: a show of
-    the day failed. own_threads: PyTorch's default number of threads."""
+    the day failed. own_threads: PyTorch's default number of threads. replaced: see
+    `common.check.replaced.record`."""
 
     day: Day
     platform: Platform
@@ -101,6 +103,7 @@ class Run:
     last: bool = False
     show_failed: bool = False
     own_threads: int = field(default_factory=torch.get_num_threads)
+    replaced: Callable[[], list[str]] = list
 
     def __post_init__(self) -> None:
         if self.options.watched:
@@ -153,6 +156,7 @@ def without_advice() -> Iterator[None]:
 def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel) -> None:
     """Check and time every rung of a built day, and send events to `channel`."""
     channel.emit(Stage("", "loading the day"))
+    replaced = record()
     try:
         lesson = load_lesson(day)
         problems = chosen_problems(lesson, options)
@@ -168,6 +172,7 @@ def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel)
         operators = library.load(todo)
         names = {rung.name for problem in lesson.problems for rung in problem.rungs}
         run = Run(day, platform, options, channel, todo, backend, library.fallbacks(todo), names)
+        run.replaced = replaced
     except Skip as skip:
         channel.emit(Ended(SKIP, str(skip)))
         channel.emit(Over())
@@ -175,6 +180,10 @@ def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel)
     except Exception as error:
         reason, details = explain(error)
         channel.emit(Ended(FAIL, reason, details))
+        channel.emit(Over())
+        return
+    if found := replaced():
+        channel.emit(Ended(FAIL, f"loading the day replaced {', '.join(found)}"))
         channel.emit(Over())
         return
     checked = []
@@ -186,6 +195,8 @@ def run_day(day: Day, platform: Platform, options: RunOptions, channel: Channel)
         _take_turn(run, lesson, operators, checked)
     if run.broken:
         channel.emit(Ended(FAIL, run.broken))
+    if found := replaced():
+        channel.emit(Ended(FAIL, f"the day replaced {', '.join(found)}"))
     flush()
     channel.emit(Over())
 
@@ -429,6 +440,9 @@ def check_rung(
     except Exception as error:
         outcome.status = FAIL
         outcome.reason, outcome.details = explain(error)
+    if found := run.replaced():
+        outcome.status, outcome.details = FAIL, []
+        outcome.reason = f"it replaced {', '.join(found)}"
     return call, outcome
 
 
@@ -564,6 +578,9 @@ def _time_problem(
                 lesser_card=_is_lesser(run.platform),
                 stage=lambda name: run.stage("", name, problem.name),
             )
+        if found := run.replaced():
+            fault = f"a rung of this problem replaced {', '.join(found)} while it was timed"
+            timings = dict.fromkeys(timings, fault)
         for rung in problem.rungs:
             if rung.name in pending:
                 _take_timing(run, rung, timings, pending[rung.name])

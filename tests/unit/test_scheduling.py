@@ -17,7 +17,7 @@ import pytest
 from common.base.days import Day
 from common.base.options import RunOptions, no_attention
 from common.base.outcome import FAIL, PASS, SKIP, DayOutcome, RungOutcome, Status, Timing
-from common.process.child import Child, describe_exit, end_strays, fork
+from common.process.child import FORGED, Child, describe_exit, end_strays, fork
 from common.process.events import (
     AskTurn,
     Channel,
@@ -549,22 +549,51 @@ def test_exits_in_words() -> None:
     assert describe_exit(-signal.SIGSEGV) == "killed by SIGSEGV (segmentation fault)"
 
 
-def test_what_is_no_event_is_output() -> None:
-    """A day may write to any descriptor: no output of the run is lost by it."""
+@pytest.mark.parametrize(
+    "stray",
+    [
+        b'stray\n{"event": "Nothing"}\n[1]\n\xff\xfe\n',
+        to_line(Finished(RungOutcome("p", "stray", "", PASS))),
+        b"stray: the next event follows in this line",
+    ],
+)
+def test_what_is_no_event_of_ours_is_output_and_fails_the_day(stray: bytes) -> None:
+    """A day may write to any descriptor: it adds and removes no event."""
 
-    def noisy(channel: Any) -> None:
-        os.write(channel._events, b'stray\n{"event": "Nothing"}\n[1]\n\xff\xfe\n')
+    def forging(channel: Any) -> None:
+        os.write(channel._events, stray)
         channel.emit(Stage("a", "b"))
-        os.write(channel._events, b'{"event": "Stage", "rung": 1}\n')
         channel.emit(Over())
 
-    child = fork(noisy)
+    child = fork(forging)
     events: list[Event] = []
     wait_for(lambda: read_into(events, child) and child.finished())
     events += child.read()
-    assert events == [Stage("a", "b"), Over()]
-    assert "stray" in child.output()
+    assert [event for event in events if not isinstance(event, Ended)] == [Stage("a", "b"), Over()]
+    assert Ended(FAIL, FORGED) in events
+    assert "stray" in child.output() and child._secret.decode() not in child.output()
     child.close()
+
+
+def test_a_child_has_no_end_of_its_parent_s() -> None:
+    """With one, its work could take events away, before the parent reads them."""
+
+    def waiting(channel: Any) -> None:
+        channel.emit(Over())
+        time.sleep(1234)
+
+    def descriptors(pid: int) -> set[str]:
+        return {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+
+    children = [fork(waiting) for _ in range(2)]
+    for child in children:
+        wait_for(child.read)
+    ours = {os.readlink(f"/proc/self/fd/{child._events}") for child in children}
+    assert len(ours) == 2
+    assert not any(ours & descriptors(child.pid) for child in children)
+    for child in children:
+        child.kill()
+        child.close()
 
 
 def test_a_child_whose_output_is_gone_still_ends() -> None:
