@@ -586,9 +586,8 @@ def _event_seconds(run: Callable[[], None]) -> float:
 
 
 class _Clock:
-    """Takes samples of contenders, each behind a call that overwrites the GPU's L2 cache. While
-    that runs, the host queues the sample, whose launches then follow each other without a pause.
-    """
+    """The samples of contenders. Before each, a call overwrites the GPU's L2 cache; while it runs,
+    the host queues the sample, whose launches then follow each other without a pause."""
 
     def __init__(self, backend: Backend):
         self.backend = backend

@@ -1,4 +1,4 @@
-"""Find the functions of the course, of Python and of PyTorch that a day's code has replaced.
+"""Find the functions of the course and of Python's modules that a day's code has replaced.
 
 A rung in Python, or a launcher that calls Python, could replace the clock, the comparison or the
 check itself, and pass. So these are recorded before the day is loaded, and compared after each
@@ -20,9 +20,9 @@ import torch
 # Packages of the course that judge and time a rung, or send its outcome.
 PACKAGES = tuple(f"common.{name}." for name in ("base", "bench", "build", "check", "process"))
 # Modules of others that they use.
-LIBRARIES = ("builtins", "json", "math", "os", "statistics", "time", "torch", "torch.cuda")
-CLASSES = (torch.Tensor, torch.cuda.Event)
-LEFT_OUT = "manual_seed"  # of torch: importing PyTorch's compiler replaces it
+# PyTorch's are left out, but for its clock: importing its compiler replaces some.
+LIBRARIES = ("builtins", "json", "math", "os", "statistics", "time")
+CLASSES = (torch.cuda.Event,)
 
 _Owner = ModuleType | type
 
@@ -74,8 +74,7 @@ def _code(owner: _Owner) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(owner).items()
-        if (callable(value) or hasattr(type(value), "__get__") or isinstance(value, ModuleType))
-        and name != LEFT_OUT
+        if callable(value) or hasattr(type(value), "__get__") or isinstance(value, ModuleType)
     }
 
 

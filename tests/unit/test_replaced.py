@@ -40,8 +40,6 @@ def found() -> Iterator[Callable[[], list[str]]]:
         (time, "perf_counter", "time.perf_counter"),
         (statistics, "median", "statistics.median"),
         (torch.cuda.Event, "elapsed_time", "torch.cuda.streams.Event.elapsed_time"),
-        (torch, "equal", "torch.equal"),
-        (torch.Tensor, "any", "torch.Tensor.any"),  # a new name, which hides that of the base
         (compare, "compare", "common.check.compare.compare"),
         (call, "compare", "common.check.call.compare"),
         (call, "all", "common.check.call.all"),  # the same, of Python's own
