@@ -95,10 +95,10 @@ def compare(
         PyTorch's error on them is a matter of luck. A sample whose `own` has a longer eps than
         `got` counts with its error scaled down by the ratio.
     look: further facts about the call, for the explanation.
-    drawn: the inputs were drawn in this run, from its seed. A right rung must pass with all of the many
-        inputs that it is ever given, but PyTorch's error on a few shows the worst only by luck: so
-        twice its error is allowed, and of millions of elements, a few, whose terms cancel, may be
-        off by CANCELLED units of the whole output's rounding.
+    drawn: the inputs were drawn in this run, from its seed. A right rung must pass with all inputs
+        that it is ever given, but PyTorch's error on a few shows the worst only by luck: so twice
+        its error is allowed, and of millions of elements, a few, whose terms cancel, may be off by
+        CANCELLED units of the whole output's rounding.
     Raise ValueError naming the argument if `truth` and `own` do not have the same shape or are
     not on one device.
     """
