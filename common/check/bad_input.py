@@ -669,7 +669,14 @@ class Attempt:
     def _compare(self, expected: Expected, done: Call, strides: bool = True) -> Failure | None:
         samples = partial(rolled_samples, self.problem, expected, self.signature.writes)
         return judge(
-            self.problem, expected, done.outputs, done.names, self.signature, samples, strides
+            self.problem,
+            expected,
+            done.outputs,
+            done.names,
+            self.signature,
+            samples,
+            strides,
+            drawn=True,
         )
 
 
